@@ -16,6 +16,12 @@ from accum._tf.version import IS_KERAS_3, VERSION, tf
 from accum._tf.watching import unwatched
 
 
+def variables_of(optimizer: Any) -> List[Any]:
+    """Return the variables of an inner optimizer, which are those of its own that its step changes."""
+    variables = optimizer.variables  # a method before 2.11
+    return list(variables() if callable(variables) else variables)
+
+
 def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     """Create the inner optimizer's variables now, rather than while a branch is traced."""
     if is_new_optimizer(optimizer):

@@ -198,6 +198,25 @@ def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]
     return handles
 
 
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+
+
+def changed_outside(graph: Any) -> Set[int]:
+    """Return the ids of the outermost resource tensors to which operations of a graph do more than read."""
+    outside = outermost_of(graph)
+    changed: Set[int] = set()
+    for op in graph.get_operations():
+        if op.type in _READS or not any(tensor.dtype == tf.resource for tensor in op.inputs):
+            continue
+        try:
+            reads: Sequence[int] = op.get_attr("_read_only_resource_inputs")
+        except ValueError:  # no call, or called where nothing orders operations automatically
+            reads = ()
+        inputs = [tensor for index, tensor in enumerate(op.inputs) if index not in reads]
+        changed.update(id(outside(tensor)) for tensor in inputs if tensor.dtype == tf.resource)
+    return changed
+
+
 def may_assign_beside(graph: Any, spared: Iterable[tf.Tensor]) -> bool:
     """Whether the graph of a function may assign to variables other than those with the handles `spared`.
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Sequence
 
 from accum._tf.graphs import called_as_in_fit, run_as_written
 from accum._tf.models import layers_of
@@ -254,6 +254,16 @@ def without_optionals(data: Any) -> Any:
     if not IS_KERAS_3:
         return data
     return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+
+
+def reduced_logs(model: tf.keras.Model, values: Sequence[Any]) -> Any:
+    """Return one value of the logs for those of all replicas of this worker, as Keras' train function does."""
+    if len(values) == 1:
+        return values[0]
+    if IS_KERAS_3:
+        return tf.reduce_mean(tf.stack(values), axis=0)
+    method = getattr(model, "distribute_reduction_method", "first")  # came with 2.11
+    return tf.add_n(values) if method in ("auto", "sum") else values[0]
 
 
 def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:

@@ -102,7 +102,7 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert model.micro_batch_size == 5
     assert max(gauge.sizes) <= 5
     assert_near(got, expected, rtol=2e-5)
-    split = accum.GradientAccumulateModel.from_model(plain_with_keras_norm(), micro_batch_size=5)
+    split = accum.GradientAccumulateModel.from_model(plain_with_keras_norm(), micro_batch_size=5, whole_batch=())
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 

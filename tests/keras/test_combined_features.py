@@ -194,7 +194,7 @@ def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     (message,) = said_of(model)
     assert "has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM" in message
-    assert "compile losses that are means, or pass `micro_batch_size` and `whole_batch='loss'`" in message
+    assert "compile losses that are means, or pass `micro_batch_size` alone" in message
 
 
 def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of_once():

@@ -306,7 +306,7 @@ def said(*args, **kwargs):
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_what_cannot_wait_for_the_whole_batch_is_warned_of_once(eagerly):
     (line,) = said(eagerly=eagerly, others=[Numbers()])
-    assert "'numbers'" in line and "`looks_across_examples = False`" in line and "`whole_batch='loss'`" in line
+    assert "'numbers'" in line and "`looks_across_examples = False`" in line and "leave out `whole_batch`" in line
 
 
 def test_no_warning_for_counts_and_what_is_declared_or_a_mean():

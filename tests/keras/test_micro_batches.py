@@ -852,9 +852,7 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
 def test_no_reduction_is_neither_a_sum_nor_a_mean():
     model = split(built(one_to_one, {"x": X}), whole_batch=())
     model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
-    with pytest.raises(
-        ValueError, match=r"pass `whole_batch='loss'`.*all losses be means \(`reduction='sum_over_batch_"
-    ):
+    with pytest.raises(ValueError, match=r"leave out `whole_batch`.*all losses be means \(`reduction='sum_over_batch_"):
         model.train_on_batch(X[:8], Y[:8])
 
 

@@ -609,7 +609,7 @@ def test_losses_of_outputs_that_divide_by_different_numbers_are_warned_of_once(k
 def test_a_loss_that_divides_by_unmasked_elements_beside_one_that_a_layer_adds_is_warned_of(kind, way):
     (said,) = [one for one in said_of_losses(kind, way, run_eagerly=True) if "Losses divide" in one]
     assert "'elements that count', 'losses that layers add': 'examples'}" in said
-    assert "`whole_batch='loss'`" in said
+    assert "Pass `micro_batch_size` alone" in said
 
 
 class OwnTerms(tf.keras.Model):
@@ -773,7 +773,7 @@ def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(op
     model = from_model(Asking(), micro_batch_size=2, whole_batch=(), **options)
     model(X[:1])
     model.compile(sgd(), run_eagerly=run_eagerly)
-    with pytest.raises(ValueError, match="`has_stepped` is not known while.*`whole_batch='loss'`"):
+    with pytest.raises(ValueError, match="`has_stepped` is not known while.*leave out `whole_batch`"):
         model.fit(X, Y, batch_size=4, verbose=0)
 
 

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from optimizers import mainly
+from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 
@@ -19,6 +21,7 @@ X = RANDOM.normal(size=(40, 5)).astype("float32")
 TOKENS = RANDOM.randint(1, 7, size=(40, 6)).astype("int32")
 TOKENS[::2, 4:] = 0
 BATCH = 20
+JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles no `py_function`
 
 
 def dense(outputs, inputs, hidden=8, norm=False):
@@ -322,12 +325,135 @@ class Helper(Steps):
         return {"loss": loss}
 
 
-STEPS = {Masked: TOKENS}
+class Memory(layers.Layer):
+    """Computes at most `fits` examples at once: more run out of memory. Notes how many it has computed."""
+
+    fits = 1000
+    counts = []
+
+    def call(self, inputs):
+        def allocate(count):
+            self.counts.append(int(count))
+            if count > Memory.fits:
+                raise MemoryError("injected")
+
+        with tf.control_dependencies([tf.py_function(allocate, [tf.shape(inputs)[0]], [])]):
+            return tf.ensure_shape(tf.identity(inputs), inputs.shape)
+
+
+@pytest.fixture()
+def memory():
+    yield Memory
+    Memory.fits, Memory.counts = 1000, []
+
+
+class State:
+    """Variables that Keras does not know of."""
+
+    def __init__(self):
+        self.before, self.after = (tf.Variable(0.0, trainable=False, name=name) for name in ("before", "after"))
+
+
+class Sharpness(Steps):
+    """Weights are moved for a second gradient, and back. Variables beside the model change before and after that."""
+
+    def make(self):
+        self.encoder = dense(4, 5)
+        self.late = tf.keras.Sequential([tf.keras.Input((4,)), Memory(), layers.Dense(1)])
+        self._beside = (State(),)
+        self.steps = tf.Variable(0.0, name="steps")  # Keras takes it for a weight
+
+    def call(self, inputs):
+        return self.late(self.encoder(inputs))
+
+    def train_step(self, batch):
+        data, _ = batch
+        (state,) = self._beside
+        state.before.assign_add(1.0)
+        weights = self.encoder.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.encoder(data, training=True) ** 2)
+        steps = [0.3 * grad for grad in tape.gradient(loss, weights)]
+        for weight, step in zip(weights, steps):
+            weight.assign_add(step)
+        with tf.GradientTape() as tape:
+            moved = tf.reduce_mean(self.late(self.encoder(data, training=True), training=True) ** 2)
+        grads = tape.gradient(moved, weights + self.late.trainable_variables)
+        for weight, step in zip(weights, steps):
+            weight.assign_sub(step)
+        self.first.apply_gradients(zip(grads, weights + self.late.trainable_variables))
+        state.after.assign_add(tf.reduce_sum(weights[0]))
+        self.steps.assign_add(1.0)
+        return {"loss": loss, "moved": moved}
+
+
+class SharpnessInFunctions(Sharpness):
+    """The same, moved in a conditional and updated in functions of its own."""
+
+    @tf.function
+    def move_by(self, steps):
+        if tf.reduce_all(tf.math.is_finite(steps[0])):
+            for weight, step in zip(self.encoder.trainable_variables, steps):
+                weight.assign_add(step)
+
+    @tf.function
+    def update_by(self, grads, steps):
+        weights = self.encoder.trainable_variables
+        for weight, step in zip(weights, steps):
+            weight.assign_sub(step)
+        self.first.apply_gradients(zip(grads, weights + self.late.trainable_variables))
+
+    def train_step(self, batch):
+        data, _ = batch
+        weights = self.encoder.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.encoder(data, training=True) ** 2)
+        steps = [0.3 * grad for grad in tape.gradient(loss, weights)]
+        self.move_by(steps)
+        with tf.GradientTape() as tape:
+            moved = tf.reduce_mean(self.late(self.encoder(data, training=True), training=True) ** 2)
+        grads = tape.gradient(moved, weights + self.late.trainable_variables)
+        self.update_by(grads, steps)
+        return {"loss": loss, "moved": moved}
+
+
+class UnequalParts(Sharpness):
+    """An update that only the larger one of two replicas has no memory for."""
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data, training=True) ** 2)
+        self.update(self.first, tape, loss, self.encoder.trainable_variables)
+        return {"loss": loss}
+
+
+class SecondUpdate(Sharpness):
+    """Memory runs out only after the first update."""
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.encoder(data, training=True) ** 2)
+        self.update(self.first, tape, loss, self.encoder.trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.late(self.encoder(data, training=True), training=True) ** 2)
+        self.update(self.second, tape, loss, self.late.trainable_variables)
+        return {"loss": loss}
+
+
+STEPS = {Masked: TOKENS, UnequalParts: X[:13]}
 MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
 
 
-def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
+def trained(make, epochs=2, run_eagerly=False, evaluates=False, replicas=1, **options):
     """Train, and return all variables and logs. Plain Keras computes the same eagerly, and that takes no trace."""
+    run_eagerly = run_eagerly or (not options and replicas == 1)
+    with mirrored(replicas=replicas).scope() if replicas > 1 else tf.name_scope("one"):
+        return trained_here(make, epochs, run_eagerly, evaluates, **options)
+
+
+def trained_here(make, epochs, run_eagerly, evaluates, **options):
     tf.random.set_seed(1)
     data = STEPS.get(make, X)
     model = make()
@@ -338,13 +464,15 @@ def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
             var.assign((0.5 * generator.normal(size=var.shape)).astype("float32"))
     if options:
         model = accum.GradientAccumulateModel.from_model(model, **options)
-    model.compile(run_eagerly=run_eagerly or not options)
+    model.compile(run_eagerly=run_eagerly, **JIT)
     if evaluates:
         model.evaluate(data, data, batch_size=BATCH, verbose=0)
     logs = model.fit(data, data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history
     values = [var.numpy() for var in model.variables if "seed" not in var.name]
     if hasattr(model, "queue"):
         values.append(model.queue.numpy())
+    if hasattr(model, "_beside"):
+        values += [model._beside[0].before.numpy(), model._beside[0].after.numpy()]
     return values, logs
 
 
@@ -393,3 +521,63 @@ def test_a_second_gradient_is_refused_by_name():
 def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by_name():
     with pytest.raises(ValueError, match="before an embedding in it, or a variable .* is updated"):
         trained(LateTable, accum_steps=1, micro_batch_size=6, whole_batch="all")
+
+
+@pytest.mark.law("L11")
+@pytest.mark.tf("2.4", because="a weight can't be assigned to on a replica before")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.parametrize("size", [3, "auto"])
+def test_on_two_replicas_several_updates_are_those_of_plain_keras(size):
+    expected, logs = trained(Adversarial, replicas=2)
+    weights, own_logs = trained(Adversarial, replicas=2, micro_batch_size=size)
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.law("L18")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.parametrize("make", [Sharpness, SharpnessInFunctions])
+def test_a_step_that_runs_out_of_memory_is_made_again_and_all_that_it_had_changed_is_set_back(make, memory):
+    """Also weights that move before the update, and variables that nobody has told Keras of."""
+    expected, logs = trained(make)
+    memory.fits, memory.counts = 7, []
+    with pytest.warns(UserWarning, match="Memory ran out, so `micro_batch_size` is 5 from now on"):
+        weights, own_logs = trained(make, micro_batch_size="auto")
+    assert max(memory.counts) == 20
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.law("L18")
+def test_memory_that_runs_out_after_an_update_is_an_error_because_nothing_can_be_set_back(memory):
+    memory.fits = 7
+    with pytest.raises(RuntimeError, match="Memory ran out while the optimizer made its step, or after it"):
+        trained(SecondUpdate, micro_batch_size="auto")
+
+
+@pytest.mark.law("L18", "L11")
+def test_no_replica_updates_while_another_one_lacks_memory(memory):
+    expected, logs = trained(UnequalParts, replicas=2, micro_batch_size=3)
+    memory.fits = 6  # of 7 and 6
+    with pytest.warns(UserWarning, match="Memory ran out, so `micro_batch_size` is 3 from now on"):
+        weights, own_logs = trained(UnequalParts, replicas=2, micro_batch_size="auto")
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.law("L18")
+@pytest.mark.filterwarnings("ignore:The first step needed")
+def test_measuring_memory_changes_nothing_although_the_step_is_begun(memory):
+    expected, _ = trained(Sharpness)
+    with pytest.warns(UserWarning, match="`micro_batch_size` is 1 from now on"):
+        weights, _ = trained(Sharpness, micro_batch_size="auto", memory_limit=1)
+    assert_same(weights, expected)
+
+
+def test_what_a_network_only_does_is_done_for_each_micro_batch(memory):
+    """An assertion, a print or a Python function, for which an output waits."""
+    trained(Sharpness, epochs=1, micro_batch_size=8)
+    assert sorted(memory.counts[-6:]) == [4, 4, 8, 8, 8, 8]
+    memory.fits = 7
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        trained(Sharpness, epochs=1, micro_batch_size=8)

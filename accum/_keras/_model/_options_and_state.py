@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from accum._keras._steps._losses_over_replicas import ReplicaLosses
     from accum._keras._steps._metrics_and_logs import StepMetrics
     from accum._keras._steps._trimmed_time import TrimmedTime
+    from accum._keras._steps._update_gate import GateVariables
     from accum._keras._steps._whole_batch import WholeBatchCalls
 
 
@@ -423,6 +424,7 @@ class ModelAccumulation:
       recorder: the `StepRecorder` of the current `fit`, or None.
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
       trimmed: the `TrimmedTime` of the current micro-batch, or None.
+      gate_variables: the `GateVariables` of "auto", or None.
       added_sums: the `AddedSums` of the current micro-batch, or None.
       probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
@@ -465,6 +467,7 @@ class ModelAccumulation:
         self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
+        self.gate_variables: Optional["GateVariables"] = None
         self._told: Set[str] = set()
         self.begin_anew()
 

@@ -81,6 +81,11 @@ class Internals:
         has_transform = transform is None or act_alike(transform, self.cycle.transform)
         return plan == self.cycle.plan and has_dtype and has_transform
 
+    def variables(self) -> List[tf.Variable]:
+        """Return what the step of this optimizer changes beside weights, and its sums of gradients."""
+        sums = [accumulator.total for accumulator in self.cycle.accumulators()]
+        return _tf.inner_optimizer.variables_of(self._optimizer.optimizer) + sums
+
     def add_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
         if not any(registered is listener for registered in self.cycle.listeners):
@@ -458,7 +463,9 @@ class GradientAccumulateOptimizer:
                 return self._returned(None)
             if not listed:  # Keras also trains models without trainable weights
                 return self._returned(None)
-            return self._micro_step(listed, weight, is_reduced)
+            if weight is None and not is_reduced:
+                listed = train_step.weighted(self, listed)
+            return self._micro_step(train_step.released(listed), weight, is_reduced)
 
     def _micro_step(
         self, listed: List[Tuple[Optional[Gradient], tf.Variable]], weight: Optional[Scalar], is_reduced: bool
@@ -635,8 +642,7 @@ class GradientAccumulateOptimizer:
             raise ValueError(
                 "`has_stepped` is not known while a train step runs on the micro-batches of a batch: the optimizer "
                 "makes its step after all of them. Do what follows a step in a callback (`on_train_batch_end`), or "
-                "pass `whole_batch='loss'` and a number as `micro_batch_size`, with which the train step runs once "
-                "per batch."
+                "leave out `whole_batch`, and the train step runs once per batch."
             )
         if self._cycle.is_built:
             return self._cycle.has_stepped()

@@ -19,6 +19,7 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
+    Union,
 )
 
 import numpy as np
@@ -45,6 +46,24 @@ _REMEDY = (
     "Pass each optimizer to `compile`, or keep it as an attribute of the model, or wrap it: "
     "`accum.GradientAccumulateOptimizer(optimizer, accum_steps)`."
 )
+
+
+def read_weight(weight: Union[Scalar, tf.Variable, None]) -> Optional[Scalar]:
+    """Return this replica's value of a weight that may be a variable."""
+    return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
+
+
+class Gate:
+    """What comes between the gradients of a step and its first update."""
+
+    def released(self, grads_and_vars: GradsAndVars, graph: Optional[tf.Graph]) -> GradsAndVars:
+        """Return the gradients, which can be used as soon as the gate lets them pass.
+
+        Args:
+          grads_and_vars: list of (gradient, variable) from the train step.
+          graph: that of the step, or None if it runs eagerly.
+        """
+        raise NotImplementedError
 
 
 class Call(NamedTuple):
@@ -136,12 +155,23 @@ class TrainStep:
       name: name of the train step in error messages.
       optimizers: the model's `GradientAccumulateOptimizer`s.
       collector: what takes the gradients over, if this is one micro-batch of a batch; or None.
+      gate: what comes between the gradients and the first update, or None.
+
+    Attributes:
+      weight_of_replica: the weight of this replica's part of the batch, for optimizers that do not accumulate: Keras
+        averages over replicas, which may have unequal parts. None: they need none.
     """
 
     def __init__(
-        self, name: str, optimizers: Sequence[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None
+        self,
+        name: str,
+        optimizers: Sequence[tf.keras.optimizers.Optimizer],
+        collector: Optional[Collector] = None,
+        gate: Optional["Gate"] = None,
     ) -> None:
         self.collector = collector
+        self._gate = gate
+        self.weight_of_replica: Union[Scalar, tf.Variable, None] = None
         self._name = name
         self._optimizers = optimizers
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -197,6 +227,21 @@ class TrainStep:
         earlier.append(path)
         self.calls_through_function |= any(map(_tf.graphs.is_function, path))
 
+    def weighted(self, optimizer: tf.keras.optimizers.Optimizer, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        """Return gradients, weighted by this replica's share in the batch if `optimizer` does not do so itself."""
+        internals = internals_of(optimizer)
+        if self.weight_of_replica is None or not internals.is_passthrough or internals.has_own_weight:
+            return grads_and_vars
+        factor = _replicas.share_of_replica(read_weight(self.weight_of_replica))
+        return [
+            (None if grad is None else _tf.inner_optimizer.scale_gradient(grad, factor), var)
+            for grad, var in grads_and_vars
+        ]
+
+    def released(self, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        """Return gradients as an optimizer may have them: behind the gate, if there is one."""
+        return grads_and_vars if self._gate is None else self._gate.released(grads_and_vars, self._graph)
+
     def note_moments(self, layer: str) -> None:
         """Record that a batch normalisation layer keeps the moments of a call.
 
@@ -226,9 +271,8 @@ class TrainStep:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
                 "One cycle would mix gradients for different weights, unlike any full batch. Instead, pass "
-                "`micro_batch_size` and `whole_batch='all'`, without `accum_steps`, with which the train step runs "
-                "once and each call of a network is split; or use a separate train step or loop, and a separate "
-                "optimizer, for each update."
+                "`micro_batch_size` alone, with which the train step runs once and each call of a network is split; "
+                "or use a separate train step or loop, and a separate optimizer, for each update."
             )
 
     def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -394,7 +438,7 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int 
         if model._accum.whole_batch:
             other_way = "or in the train step"
         elif model._accum.size.splits:
-            other_way = "or in the train step with `whole_batch='loss'`, which runs it once per batch"
+            other_way = "or in the train step without `whole_batch=()`, where it runs once per batch"
         _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
@@ -642,7 +686,7 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
         _check.warn(
             "Losses divide by different numbers, and a micro-batch has one weight for all of them: unless every "
             "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
-            "batch. Pass `micro_batch_size` and `whole_batch='loss'`, or let all losses divide by examples: give "
+            "batch. Pass `micro_batch_size` alone, or let all losses divide by examples: give "
             "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
             f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
             _check.InexactWarning,
@@ -710,7 +754,7 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
     if summed and model._accum.is_first_time("summed losses"):
         _check.warn(
             "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
-            "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`, without "
+            "them than the full batch: add their mean, or pass `micro_batch_size`, without "
             f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}.",
             _check.InexactWarning,
         )
@@ -778,14 +822,14 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
             f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "
             "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
             "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
-            "that are means, or pass `micro_batch_size` and `whole_batch='loss'`.",
+            "that are means, or pass `micro_batch_size` alone.",
             _check.InexactWarning,
         )
     if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
         _check.warn(
             f"{name} has a `train_step` or `compute_loss` of its own. `reduction='sum'` adds up the batches of a "
             "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
-            "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` and `whole_batch='loss'`, "
+            "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` alone, "
             "or `accum_steps` alone.",
             _check.InexactWarning,
         )

@@ -303,7 +303,7 @@ class StepMetrics:
                 f"The metric {metric.name!r} is updated once for each micro-batch, which is only exact if it adds up "
                 "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
                 "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
-                "or loop of the train step's own, or pass `whole_batch='loss'`.",
+                "or loop of the train step's own, or leave out `whole_batch`.",
                 _check.InexactWarning,
             )
 

@@ -10,11 +10,15 @@ Before the first one, the memory of few examples is measured, and the largest si
 Where memory cannot be measured, or runs out all the same, the same batch is tried again with smaller micro-batches:
 
     batch = next(iterator)            # outside of the traced functions, so that it can be tried again
-    kept = the variables that a forward pass changes
-    sums = gradients(batch, size)     # memory runs out: restore what was kept, halve the size, try again
-    logs = apply(sums)                # the only part that changes weights
+    kept = the variables that a step changes before its first update
+    logs = step(batch, size)          # memory runs out: restore what was kept, halve the size, try again
 
-The loop over attempts is in Python, because a graph can't catch an error.
+The loop over attempts is in Python, because a graph can't catch an error. Between the gradients and the first update
+there is a gate: it records that weights may have changed, after which nothing can be tried again, and it ends the
+trials in which memory is measured.
+
+Where micro-batches take one pass, and among several workers, of which one alone may lack memory, gradients and update
+are two functions.
 """
 
 import contextlib
@@ -24,11 +28,15 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._micro_batches import Batch, Size
+from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._model._options_and_state import WHOLE_BATCH
+from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._gradients_and_warnings import warn_of_batch_norms, warn_of_unlike_losses
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._split_step_and_draws import SplitStep, counters_of
 from accum._keras._steps._train_test_predict import create_variables_ahead
+from accum._keras._steps._update_gate import END_OF_TRIAL, EndOfTrial, GateVariables, UpdateGate
+from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
@@ -36,6 +44,19 @@ MIB = 2**20
 TENSORS_OF_UPDATE = 2
 """How many tensors of each weight's size are alive in the optimizer's step beside the sums of the gradients: the mean
 gradient, and one of an update rule (fitted to the peaks of ResNet50 and VGG16 in benchmarks/README.md)."""
+
+
+IN_UPDATE = (
+    "Memory ran out while the optimizer made its step, or after it, so some weights may be updated and others not: "
+    "restore a checkpoint. Splitting the batch further does not help an update: the optimizer's variables and one "
+    "gradient have to fit beside the weights. A train step that computes more gradients after an update needs a number "
+    "as `micro_batch_size`."
+)
+
+LOGS, SUMS = "logs", "sums"
+
+State = List[Tuple[tf.Tensor, tf.Tensor]]
+"""(The handle of a variable, its value) for each."""
 
 
 class Trial(NamedTuple):
@@ -79,18 +100,20 @@ class AutoSizedSteps:
         self._strategy = model.distribute_strategy
         self._size = model._accum.size
         self._steps: Dict[int, SplitStep] = {}  # replica -> what knows the structure of its sums
-        self._gradients = self._function(self._on_gradients)
+        self._gates: Dict[int, UpdateGate] = {}  # replica -> that of its latest trace, if gradients and update are one
+        self._train = self._function(self._on_train)
         self._apply = self._function(self._on_apply)
         self._test = self._function(self._on_test)
         self._predict = self._function(self._on_predict)
-        self._traced: List[Callable[..., PerReplica]] = []
-        self._changing: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
+        # Function, traced for a kind of data -> (handles of the variables that it may change before the gate, a reader)
+        self._changing: Dict[object, Tuple[List[tf.Tensor], Callable[[], List[tf.Tensor]]]] = {}
         self._watched: List[Gauge] = []  # until the first step after the measurement
-        # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
-        self._read = self._read_state if model.run_eagerly else tf.function(self._read_state, autograph=False)
+        if model._accum.gate_variables is None:
+            model._accum.gate_variables = GateVariables()
+        self._variables: GateVariables = model._accum.gate_variables
 
     def train_function(self, iterator: Iterator[Data]) -> Logs:
-        return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._train)
+        return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._train_on)
 
     def test_function(self, iterator: Iterator[Data]) -> Logs:
         return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._evaluate)
@@ -104,15 +127,16 @@ class AutoSizedSteps:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _train(self, data: Data) -> Logs:
-        if self._gradients not in self._traced:
+    def _train_on(self, data: Data) -> Logs:
+        if not self._changing:
             create_variables_ahead(self._model, data)
         self._measure_once(data)
-        totals = self._retrying(self._gradients, data)
-        with _naming_lack_of_memory():
-            logs = self._apply(totals)
+        result = self._retrying(self._train, data)
+        if SUMS in result:
+            with _naming_lack_of_memory():
+                result = {LOGS: self._apply(result[SUMS])}
         self._warn_of_exceeded_limit()
-        return self._first(logs)
+        return self._reduced(result[LOGS])
 
     def _warn_of_exceeded_limit(self) -> None:
         """Warn if the first step after the measurement has needed more memory than it may."""
@@ -126,32 +150,37 @@ class AutoSizedSteps:
         self._watched = []
 
     def _evaluate(self, data: Data) -> Logs:
-        return self._first(self._retrying(self._test, data))
+        return self._reduced(self._retrying(self._test, data))
 
     def _outputs(self, data: Data) -> Nested:
         outputs = self._retrying(self._predict, data)
         return tf.nest.map_structure(lambda part: tf.concat(self._local(part), axis=0), outputs)
 
-    def _first(self, logs: PerReplica) -> Logs:
-        """Return the logs of the first replica: metrics are the same on all."""
-        return tf.nest.map_structure(lambda value: self._local(value)[0], logs)
+    def _reduced(self, logs: PerReplica) -> Logs:
+        """Return the logs of all replicas as Keras does. Metrics are the same on all, and no longer `PerReplica`."""
+        return tf.nest.map_structure(
+            lambda value: value if tf.is_tensor(value) else _tf.steps.reduced_logs(self._model, self._local(value)),
+            logs,
+        )
 
     def _local(self, value: PerReplica) -> Sequence[Leaf]:
         return self._strategy.experimental_local_results(value)
 
     def _retrying(self, function: Callable[..., PerReplica], data: Data) -> PerReplica:
         """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
-        self._trace(function, data)
-        kept = self._read(self._count_changing())
+        kept = self._state(function, data)
         has_halved = False
         while True:
             result, error = None, None
+            self._set_gates(is_trial=False)
             try:
                 result = function(data, *self._arguments(self._size.limit))
             except tf.errors.ResourceExhaustedError as raised:
                 error = raised
             if not self._has_failed_anywhere(error):
                 break
+            if self._has_updated():
+                raise RuntimeError(IN_UPDATE) from error
             self._restore(kept)
             self._size.halve(self._largest(self._count(data)), error)
             has_halved = True
@@ -160,20 +189,25 @@ class AutoSizedSteps:
             self._warn_of_splitting()
         return result
 
-    def _trace(self, function: Callable[..., PerReplica], data: Data) -> None:
-        """Trace a function, which creates the variables that are missing, before any state is read."""
-        if hasattr(function, "get_concrete_function") and function not in self._traced:
-            function.get_concrete_function(data, *self._arguments(self._size.limit))
-            self._traced.append(function)
-
-    def _arguments(self, size: int, examples: int = WHOLE_BATCH) -> Tuple[Size, Optional[Size]]:
-        """Return the size and the number of a batch's first examples as arguments; None for all of them.
+    def _arguments(
+        self, size: int, examples: int = WHOLE_BATCH, is_trial: bool = False
+    ) -> Tuple[Size, Optional[Size], bool]:
+        """Return as arguments the size, the number of a batch's first examples, None for all, and whether to end early.
 
         Tensors trace nothing anew, but XLA has to know the numbers.
         """
         if _tf.steps.is_compiled_by_xla(self._model):
-            return size, None if examples == WHOLE_BATCH else examples
-        return tf.constant(size), tf.constant(examples)
+            return size, None if examples == WHOLE_BATCH else examples, is_trial
+        return tf.constant(size), tf.constant(examples), False
+
+    def _set_gates(self, is_trial: bool) -> None:
+        for part in self._local(self._variables.updates):
+            part.assign(0.0)
+        for part in self._local(self._variables.is_trial):
+            part.assign(float(is_trial))
+
+    def _has_updated(self) -> bool:
+        return any(float(part) for part in self._local(self._variables.updates))
 
     def _warn_of_splitting(self) -> None:
         """Warn of what differs from the full batch, now that batches are split."""
@@ -244,10 +278,9 @@ class AutoSizedSteps:
         gauges = _tf.memory.gauges(self._size.memory_limit)
         if not self._is_possible_everywhere(bool(gauges) and count > 1):
             return
-        self._trace(self._gradients, data)
-        kept = self._read(self._count_changing())
+        kept = self._state(self._train, data)
         try:
-            ready = self._prepared(data, gauges, kept)
+            ready = self._prepared(data, gauges)
             peaks = None if ready is None else self._peaks(data, count, ready)
         except (tf.errors.OpError, ValueError) as error:  # such as of a loss that needs several examples
             peaks = None
@@ -269,19 +302,13 @@ class AutoSizedSteps:
         self._size.choose(evened(size, self._largest(count)), text)
         self._warn_of_splitting()
 
-    def _prepared(self, data: Data, gauges: Sequence[Gauge], kept: List[tf.Tensor]) -> Optional[Prepared]:
-        """Let everything be allocated that is so only once. None if that fails, or no gauge can be used.
-
-        Args:
-          data: a batch.
-          gauges: what to measure by.
-          kept: the state; that of variables which appear is added.
-        """
+    def _prepared(self, data: Data, gauges: Sequence[Gauge]) -> Optional[Prepared]:
+        """Let everything be allocated that is so only once. None if that fails, or no gauge can be used."""
         self._create_slots()
         bases = [gauge.now() for gauge in gauges]
         earlier = begun(gauges)
-        totals = self._attempt(data, 1, 2)
-        if totals is None:
+        result = self._attempt(data, 1, 2)
+        if result is None:
             return None
         in_use = [gauge.now() for gauge in gauges]  # with the sums of the gradients
         usable = [not gauge.is_blind(peak) for gauge, peak in zip(gauges, earlier)]
@@ -290,13 +317,13 @@ class AutoSizedSteps:
         gauges = [gauge for gauge, is_usable in zip(gauges, usable) if is_usable]
         bases = [base for base, is_usable in zip(bases, usable) if is_usable]
         in_use = [now for now, is_usable in zip(in_use, usable) if is_usable]
-        reserved = self._reserved(totals, gauges)
-        update = TENSORS_OF_UPDATE * self._bytes_of_weights()
+        reserved = self._reserved(result[SUMS], gauges) if SUMS in result else [0 for _ in gauges]
+        # Where gradients and update are one function, the sums are gone.
+        update = (TENSORS_OF_UPDATE + (LOGS in result)) * self._bytes_of_weights()
         floors = [
             base + int(gauge.spread * (now - base + update)) + reserve
             for gauge, base, now, reserve in zip(gauges, bases, in_use, reserved)
         ]
-        kept.extend(self._read(self._count_changing())[len(kept) :])  # of metrics that begin with the optimizer's step
         return Prepared(gauges, bases, reserved, floors)
 
     def _bytes_of_weights(self) -> int:
@@ -364,8 +391,7 @@ class AutoSizedSteps:
     @contextlib.contextmanager
     def trying(self, data: Data) -> Iterator["Trial"]:
         """Let the gradients of a batch be computed in this context, which sets the model's state back in the end."""
-        self._trace(self._gradients, data)
-        kept = self._read(self._count_changing())
+        kept = self._state(self._train, data)
         self._create_slots()
 
         def compute(size: int, examples: int) -> bool:
@@ -383,10 +409,15 @@ class AutoSizedSteps:
         """
         result: Nested = None
         error: Optional[Exception] = None
+        self._set_gates(is_trial=True)
         try:
-            result = self._gradients(data, *self._arguments(size, examples))
+            result = self._train(data, *self._arguments(size, examples, is_trial=True))
         except (tf.errors.OpError, ValueError) as raised:
-            error = raised
+            lacks_memory = isinstance(raised, tf.errors.ResourceExhaustedError)
+            error = raised if lacks_memory or END_OF_TRIAL not in str(raised) else None
+            result = {LOGS: ()} if error is None else None
+        if self._has_updated():
+            raise RuntimeError(IN_UPDATE) from error
         has_failed = self._has_failed_anywhere(error)
         if error is not None and not isinstance(error, tf.errors.ResourceExhaustedError):
             raise error
@@ -395,23 +426,63 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
     # State
 
-    def _count_changing(self) -> int:
-        """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
-        variables = _tf.steps.state_of(self._model) + counters_of(self._model) + _tf.steps.seeds_without_model()
+    def _state(self, function: Callable[..., PerReplica], data: Data) -> State:
+        """Return the values of all variables that a function may change before the gate.
+
+        They are found in its graph, wherever they live; eagerly, among those of the model, its layers and metrics.
+        """
+        if not hasattr(function, "get_concrete_function"):
+            handles = self._eager_handles()
+            return list(zip(handles, _read(handles)))
+        self._gates.clear()
+        traced = function.get_concrete_function(data, *self._arguments(self._size.limit))  # type: ignore[attr-defined]
+        if traced not in self._changing:
+            handles = self._handles_of(traced)
+            # Not by XLA, which can't read the variables of several devices.
+            self._changing[traced] = handles, tf.function(lambda: _read(handles), autograph=False)
+            self._warn_of_later_updates()
+        handles, read = self._changing[traced]
+        return list(zip(handles, read() if handles else ()))
+
+    def _handles_of(self, traced: Any) -> List[tf.Tensor]:
+        """Return the handles of the variables that a traced function may change before its first update."""
+        changed = _tf.op_walks.changed_outside(traced.graph)
+        spared = {id(part.handle) for var in self._behind_gates() for part in self._local(_tf.variables.native(var))}
+        spared |= set().union(*(gate.updated for gate in self._gates.values()))
+        outside = [outer for outer, _ in _tf.op_walks.captures_of(traced.graph) if id(outer) in changed]
+        is_variable = _tf.graph_parts.spec_of_variable
+        return [handle for handle in outside if id(handle) not in spared and is_variable(handle) is not None]
+
+    def _behind_gates(self) -> List[tf.Variable]:
+        """Return the variables that change only in the step of an optimizer, and those of the gates."""
+        optimizers = accumulating_optimizers(self._model) if self._model._accum.optimizers else []
+        own = [self._variables.updates, self._variables.is_trial]
+        return own + [var for optimizer in optimizers for var in internals_of(optimizer).variables()]
+
+    def _warn_of_later_updates(self) -> None:
+        if any(gate.passes > 1 for gate in self._gates.values()) and self._model._accum.is_first_time("later updates"):
+            _check.warn(
+                'The train step updates several times, and `micro_batch_size="auto"` measures what comes before the '
+                "first update. If memory runs out later, pass a number as `micro_batch_size`.",
+            )
+
+    def _eager_handles(self) -> List[tf.Tensor]:
+        model = self._model
+        variables = list(model.variables) + _tf.steps.state_of(model) + counters_of(model)
+        variables += _tf.steps.seeds_without_model()
         parts = [part for var in variables for part in self._local(_tf.variables.native(var))]
-        seen = {id(part) for part in self._changing}
-        self._changing.extend({id(part): part for part in parts if id(part) not in seen}.values())
-        return len(self._changing)
+        return list({id(part.handle): part.handle for part in parts}.values())
 
-    def _read_state(self, count: int) -> List[tf.Tensor]:
-        return [tf.identity(part) for part in self._changing[:count]]
-
-    def _restore(self, kept: List[tf.Tensor]) -> None:
-        self._count_changing()
-        for part, value in zip(self._changing, kept):
-            part.assign(value)
-        for part in self._changing[len(kept) :]:  # of metrics, which an attempt has created that failed
-            part.assign(tf.zeros_like(part))
+    def _restore(self, kept: State) -> None:
+        for handle, value in kept:
+            _tf.graph_parts.assign_handle(handle, value)
+        if not self._model.run_eagerly:
+            return
+        known = {id(handle) for handle, _ in kept}
+        variables = [var for metric in self._model.metrics for var in metric.variables]
+        for part in [part for var in variables for part in self._local(_tf.variables.native(var))]:
+            if id(part.handle) not in known:  # of a metric that the attempt has created
+                part.assign(tf.zeros_like(part))
 
     # ------------------------------------------------------------------------------------------------------------
     # On each replica
@@ -425,34 +496,50 @@ class AutoSizedSteps:
         return _tf.steps.compiled_unless_eager(self._model, function)
 
     @_tf.graphs.run_as_written
-    def _on_gradients(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
-        data = _first_examples(data, examples)
-        step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size, "train_step", data)
-        if self._model._accum.recorder is not None:
-            self._model._accum.recorder.begin(data)
-        return step.gradients(data)
+    def _on_train(self, data: Data, size: Size, examples: Optional[Size], is_trial: bool) -> Nested:
+        """Return {LOGS: those of a step}, or if gradients and update are two functions, {SUMS: what `apply` takes}."""
+        data, replica, own = _first_examples(data, examples), _replicas.replica_number(), self._model._accum
+        step = self._steps[replica] = own.steps.for_size(size, "train_step", data)
+        if own.recorder is not None and not is_trial:
+            own.recorder.begin(data)
+        if not isinstance(step, WholeBatchStep) or not self._is_alone():
+            return {SUMS: step.gradients(data)}
+        step.refuse_loss_scale_on_replicas()
+        is_compiled = _tf.steps.is_compiled_by_xla(self._model)
+        gate = self._gates[replica] = UpdateGate(None if is_compiled else self._variables, is_trial)
+        try:
+            return {LOGS: self._ended(step.train(data, gate))}
+        except EndOfTrial as end:
+            return {LOGS: end.waits}
 
     @_tf.graphs.run_as_written
     def _on_apply(self, totals: Nested) -> Logs:
-        logs = self._steps[_replicas.replica_number()].apply(totals)
+        return self._ended(self._steps[_replicas.replica_number()].apply(totals))
+
+    def _ended(self, logs: Logs) -> Logs:
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.end(logs)
         _tf.steps.count_batch(self._model, "_train_counter", logs)
         return logs
 
     @_tf.graphs.run_as_written
-    def _on_test(self, data: Data, size: Size, examples: Optional[Size]) -> Logs:
-        del examples  # all
+    def _on_test(self, data: Data, size: Size, *_: object) -> Logs:
         logs = self._model._accum.steps.for_size(size, "test_step", data).test(data)
         _tf.steps.count_batch(self._model, "_test_counter", logs)
         return logs
 
     @_tf.graphs.run_as_written
-    def _on_predict(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
-        del examples  # all
+    def _on_predict(self, data: Data, size: Size, *_: object) -> Nested:
         outputs = self._model._accum.steps.for_size(size, "predict_step", data).predict(data)
         _tf.steps.count_batch(self._model, "_predict_counter", outputs)
         return outputs
+
+
+def _read(handles: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """Return the values of variables, given their handles."""
+    specs = map(_tf.graph_parts.spec_of_variable, handles)
+    dtypes = [spec.dtype for spec in specs if spec is not None]
+    return [tf.identity(_tf.graph_parts.read_handle(*pair)) for pair in zip(handles, dtypes)]
 
 
 def begun(gauges: Sequence[Gauge]) -> List[int]:
@@ -489,11 +576,7 @@ def _naming_lack_of_memory() -> Iterator[None]:
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        raise RuntimeError(
-            "Memory ran out while the optimizer made its step, so some weights may be updated and others not: "
-            "restore a checkpoint. Splitting the batch further does not help: the optimizer's variables and one "
-            "gradient have to fit beside the weights."
-        ) from error
+        raise RuntimeError(IN_UPDATE) from error
 
 
 def _each_step(iterator: Iterator[Data], steps: int, function: Callable[[Data], Nested]) -> Nested:

@@ -18,6 +18,7 @@ from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._gradients_and_warnings import (
     Collector,
+    Gate,
     ReportingLoss,
     StateWatch,
     TrainStep,
@@ -164,18 +165,27 @@ class ModelSteps:
         """Run "train_step", "test_step" or "predict_step" of the class or the user as Keras would."""
         return _tf.graphs.called_as_train_step(self.of_class_or_user(name), data)
 
-    def run_train(self, data: Data, collector: Optional[Collector] = None) -> Tuple[Logs, Optional[Scalar]]:
+    def run_train(
+        self,
+        data: Data,
+        collector: Optional[Collector] = None,
+        weighs_replicas: bool = False,
+        gate: Optional[Gate] = None,
+    ) -> Tuple[Logs, Optional[Scalar]]:
         """Run the train step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1.
 
         Args:
           data: what Keras gives to a train step.
           collector: what takes the gradients over, if this is a part of a batch; None: the optimizers apply them.
+          weighs_replicas: whether gradients for optimizers that do not accumulate are weighted by the replicas' parts.
+          gate: as for `TrainStep`.
         """
         model, function = self.model, self.of_class_or_user("train_step")
         optimizers = accumulating_optimizers(model)
-        train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector)
+        train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector, gate)
         with contextlib.ExitStack() as stack:
             weight = model._accum.weight.begin(self._weight_of(data))
+            train_step.weight_of_replica = weight if weighs_replicas else None
             for optimizer in optimizers:
                 # Over a whole batch, an optimizer that does not accumulate makes its step as in plain Keras.
                 if collector is not None or not (model._accum.whole_batch and internals_of(optimizer).is_passthrough):
@@ -233,7 +243,7 @@ class ModelSteps:
         if self._may_split_losses and _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "The losses of micro-batches are either averaged or added up, which a loss of reduction NONE leaves "
-                "open, as do sums beside means: pass `whole_batch='loss'`, which computes any loss over the whole "
+                "open, as do sums beside means: leave out `whole_batch`, and any loss is computed over the whole "
                 "batch, or let all losses be means (`reduction='sum_over_batch_size'`) or all sums "
                 f"(`reduction='sum'`). Received: reductions {_tf.losses.reductions(container)}."
             )

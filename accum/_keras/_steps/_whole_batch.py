@@ -19,9 +19,8 @@ from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, 
 from accum._engine._segments import Segments, segments_of, whole_call
 from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differentiable
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
-from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import Collector, warn_of_moved
+from accum._keras._steps._gradients_and_warnings import Collector, Gate, read_weight, warn_of_moved
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
 from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
@@ -578,13 +577,11 @@ class WholeBatchStep(SplitStep):
         optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
 
         def weight() -> Optional[Scalar]:
-            is_for_passthrough = self._weighs_replicas
-            weighted = [
-                optimizer
-                for optimizer in optimizers
-                if is_for_passthrough or not internals_of(optimizer).is_passthrough
-            ]
-            return internals_of(weighted[0]).weight if weighted else None
+            train_step = internals_of(optimizers[0]).train_step if optimizers else None
+            if train_step is not None and train_step.weight_of_replica is not None:
+                return read_weight(train_step.weight_of_replica)
+            accumulating = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_passthrough]
+            return internals_of(accumulating[0]).weight if accumulating else None
 
         calls = model._accum.calls
         is_training = name == "train_step"
@@ -623,22 +620,28 @@ class WholeBatchStep(SplitStep):
         if "batch_norm" not in self._model._accum.whole_batch:
             self._check_layers()
 
-    def train(self, data: Data) -> Logs:
-        optimizers = accumulating_optimizers(self._model)
-        if self._weighs_replicas and all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
-            return self.apply(self.gradients(data))
+    def train(self, data: Data, gate: Optional[Gate] = None) -> Logs:
+        """Train on a batch. Returns the logs.
+
+        Args:
+          data: what Keras gives to a train step.
+          gate: what comes before the first update, or None.
+        """
         self._check_batch_norms()
         with self._calling("train_step", data), self._without_sums_of_one():
-            logs, _ = self._steps.run_train(data)
+            logs, _ = self._steps.run_train(data, weighs_replicas=self._weighs_replicas, gate=gate)
         return logs
 
     @property
     def _weighs_replicas(self) -> bool:
         """As for any step; but a loss over the outputs of all replicas weights them by itself."""
-        is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
-        return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
+        own = self._model._accum
+        is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, own.optimizers))
+        is_sum = _tf.losses.sums_over_examples(getattr(self._model, _tf.losses.LOSS_CONTAINER, None))
+        return super()._weighs_replicas and not is_scaled and not is_sum and "loss" not in own.whole_batch
 
     def gradients(self, data: Data) -> Nested:
+        """As for any step. Only under "auto" on several workers, one of which alone may run out of memory."""
         self._check_batch_norms()
         self._collector = Collector()
         scaled = [
@@ -646,16 +649,17 @@ class WholeBatchStep(SplitStep):
             for optimizer in self._model._accum.optimizers
             if _tf.optimizers.is_loss_scale_optimizer(optimizer)
         ]
-        if scaled and _replicas.count() > 1:
+        self.refuse_loss_scale_on_replicas()
+        if not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step"):
             raise ValueError(
-                "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "
-                "pass a number as `micro_batch_size`, or train in bfloat16."
+                "`micro_batch_size='auto'` on several workers can't run a `train_step` of your own, all of which would "
+                "run before the update: pass a number as `micro_batch_size`."
             )
         with contextlib.ExitStack() as stack:
             for optimizer in scaled:
                 stack.enter_context(self._intercepting(optimizer, self._collector))
             stack.enter_context(self._calling("train_step", data))
-            logs, _ = self._steps.run_train(data, self._collector)
+            logs, _ = self._steps.run_train(data, self._collector, self._weighs_replicas)
         self._metrics = _Logs(logs)
 
         def parts(part: Data, index: Index) -> Nested:
@@ -667,6 +671,14 @@ class WholeBatchStep(SplitStep):
         micro_batches = MicroBatches(batch, batch.count)
         self._cuts = micro_batches.cuts
         return micro_batches.run_at_once(parts)
+
+    def refuse_loss_scale_on_replicas(self) -> None:
+        """Raise if a `LossScaleOptimizer` would have to agree with other replicas, under "auto"."""
+        if any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers)) and _replicas.count() > 1:
+            raise ValueError(
+                "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "
+                "pass a number as `micro_batch_size`, or train in bfloat16."
+            )
 
     def test(self, data: Data) -> Logs:
         with self._calling("test_step", data):
