@@ -118,6 +118,18 @@ class AcrossExamples(layers.Layer):
         return inputs * tf.nn.softmax(inputs, axis=0)
 
 
+class RunningScale(layers.Layer):
+    """Divides by a moving mean, which each batch moves first."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.scale.assign(0.5 * self.scale + tf.sqrt(tf.reduce_mean(inputs**2)))
+        return inputs / self.scale
+
+
 def root_of_mean(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean((y_true - y_pred) ** 2))
 
@@ -136,6 +148,7 @@ BATCHWISE = {
     "centre loss": lambda: (CentreLoss(), X, None),
     "steps of its own": lambda: (StepsOfItsOwn(), X, None),
     "added loss": lambda: (LossOfItsOwn(), X, "mse"),
+    "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
     "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),

@@ -402,7 +402,7 @@ class StateWatch:
             ]
             means = _moving_means(self._model)
             norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
-        _warn_of(self._model, changed)
+        _warn_of(self._model, _names_of(changed))
         _note_batch_norms(self._model, norms)
 
 
@@ -410,9 +410,17 @@ def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
     """Warn of variables to which each micro-batch of a whole batch assigns, given their handles."""
     moved = {id(handle) for handle in handles}
     if moved:
-        changed = [var for var in _candidates(model) if id(_handle_of(var)) in moved]
-        _warn_of(model, changed, len(moved - {id(_handle_of(var)) for var in [*_expected(model), *changed]}))
+        _warn_of(model, names_of_moved(model, handles))
         _note_batch_norms(model, [layer for layer, var in _moving_means(model) if id(_handle_of(var)) in moved])
+
+
+def names_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> List[str]:
+    """Return the names of variables, given their handles, but for those of metrics, batch norms and random numbers."""
+    moved = {id(handle) for handle in handles}
+    changed = [var for var in _candidates(model) if id(_handle_of(var)) in moved] if moved else []
+    others = len(moved - {id(_handle_of(var)) for var in [*_expected(model), *changed]}) if moved else 0
+    more = [f"{others} that no attribute of the model or of a layer holds"] if others else []
+    return _names_of(changed) + more
 
 
 def _moving_means(model: tf.keras.Model) -> List[Tuple[tf.keras.layers.Layer, tf.Variable]]:
@@ -429,9 +437,11 @@ def _note_batch_norms(model: tf.keras.Model, layers: Sequence[tf.keras.layers.La
         warn_of_batch_norms(model)
 
 
-def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int = 0) -> None:
-    names = sorted(_tf.variables.path_of(var) for var in changed)
-    names += [f"{others} that no attribute of the model or of a layer holds"] if others else []
+def _names_of(variables: Sequence[tf.Variable]) -> List[str]:
+    return sorted(_tf.variables.path_of(var) for var in variables)
+
+
+def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
     if names and names != model._accum.told_of_state:
         model._accum.told_of_state = names
         other_way = "or where `has_stepped` of the optimizer is true"

@@ -20,7 +20,7 @@ from accum._engine._segments import Segments, segments_of, whole_call
 from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differentiable
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import Collector, Gate, read_weight, warn_of_moved
+from accum._keras._steps._gradients_and_warnings import Collector, Gate, names_of_moved, read_weight, warn_of_moved
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
 from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
@@ -466,8 +466,11 @@ class WholeBatchCalls:
             with self._within():
                 _build(call, batch)
         traced = self._traced(layer, call, arguments)
-        self.is_used = True
         segments = traced.segments
+        moved = names_of_moved(self._model, segments.graph.moved) if self._refuses_meetings(layer) else []
+        if moved:
+            raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
+        self.is_used = True
         watched = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if is_watched]
         others = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if not is_watched]
         others = tf.nest.flatten(others, expand_composites=True)  # a sparse tensor is its values and others
@@ -488,6 +491,10 @@ class WholeBatchCalls:
         losses = self._as_shares(traced.losses(whole, losses), batch)
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
+
+    def _refuses_meetings(self, layer: tf.keras.layers.Layer) -> bool:
+        """Whether a layer in which examples meet is computed at once: any but a model that was given `whole_batch`."""
+        return layer is not self._model or self._model._accum.is_exact_by_default
 
     def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
         """Weight what layers of this replica have added by its examples, if replicas share a loss.
@@ -543,8 +550,7 @@ class WholeBatchCalls:
         if key in traces:
             return traces[key][1]
         compiled = _tf.steps.is_compiled_by_xla(model)
-        refuses = layer is not model or model._accum.is_exact_by_default
-        options = has_barriers, differentiable, self._recompute, self._size, compiled, refuses
+        options = has_barriers, differentiable, self._recompute, self._size, compiled, self._refuses_meetings(layer)
         with self._within():
             traced = traced_call(layer, call, arguments, *options)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
