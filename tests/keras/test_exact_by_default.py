@@ -119,15 +119,16 @@ class AcrossExamples(layers.Layer):
 
 
 class RunningScale(layers.Layer):
-    """Divides by a moving mean, which each batch moves first."""
+    """Divides by a moving mean of the batches before, which each batch moves."""
 
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=(), initializer="ones", trainable=False)
 
     def call(self, inputs, training=None):
+        outputs = inputs / self.scale
         if training:
             self.scale.assign(0.5 * self.scale + tf.sqrt(tf.reduce_mean(inputs**2)))
-        return inputs / self.scale
+        return outputs
 
 
 def root_of_mean(y_true, y_pred):
