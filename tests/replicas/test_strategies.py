@@ -415,7 +415,7 @@ def test_several_strategies_in_one_process(options):
         assert np.isfinite(history["loss"]).all()
 
 
-def split_over(scope, count, **options):
+def split_over(scope, count, loss="mse", rate=0.1, **options):
     """The weights and logs after two epochs of batches of 8, and the number of steps."""
     with scope:
         inputs = tf.keras.Input((5,))
@@ -424,7 +424,7 @@ def split_over(scope, count, **options):
         if options.pop("is_split", True):
             model = accum.GradientAccumulateModel.from_model(model, **options)
         model.compile(
-            tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", **({"jit_compile": False} if IS_KERAS_3 else {})
+            tf.keras.optimizers.SGD(rate, momentum=0.9), loss, **({"jit_compile": False} if IS_KERAS_3 else {})
         )
     model.layers[-1].set_weights([FIRST])
     history = model.fit(
@@ -456,3 +456,14 @@ def test_a_split_batch_weighs_unequal_replicas(options, count):
     if not whole:
         averaged = split_over(mirrored().scope(), count, is_split=False)
         assert np.abs(averaged[0][0] - theirs[0][0]).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.law("L18")
+@pytest.mark.tf(keras=2, because="Keras 3 divides a sum by the replicas, too")
+def test_sums_of_unequal_replicas_are_added_up_as_they_are():
+    loss = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.SUM)
+    ours = split_over(mirrored().scope(), 21, loss, rate=0.005, micro_batch_size=3, whole_batch="batch_norm")
+    theirs = split_over(tf.name_scope("one"), 21, loss, rate=0.005, is_split=False, whole_batch="batch_norm")
+    for one, other in zip(ours[0], theirs[0]):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

@@ -17,8 +17,8 @@ The loop over attempts is in Python, because a graph can't catch an error. Betwe
 there is a gate: it records that weights may have changed, after which nothing can be tried again, and it ends the
 trials in which memory is measured.
 
-Where micro-batches take one pass, and among several workers, of which one alone may lack memory, gradients and update
-are two functions.
+Gradients and update are two functions where micro-batches take one pass, and where there are several workers: memory
+may run out on one of them, so all have to agree before they update.
 """
 
 import contextlib

@@ -88,7 +88,7 @@ class UpdateGate(Gate):
         updates, is_trial = (
             _replicas.local_variable(var) for var in (self._variables.updates, self._variables.is_trial)  # type: ignore[union-attr]
         )
-        # One more for each replica: none begins while another one may yet run out of memory.
+        # The sum waits for all replicas: none begins while another one may yet run out of memory.
         (ready,) = _replicas.sum_of_group([tf.identity(is_trial.read_value())], _replicas.count())
         ends = tf.debugging.Assert(tf.equal(ready, 0.0), [END_OF_TRIAL])
         with tf.control_dependencies([] if ends is None else [ends]):

@@ -647,7 +647,7 @@ class WholeBatchStep(SplitStep):
         return super()._weighs_replicas and not is_scaled and not is_sum and "loss" not in own.whole_batch
 
     def gradients(self, data: Data) -> Nested:
-        """As for any step. Only under "auto" on several workers, one of which alone may run out of memory."""
+        """As for any step. Called under "auto" with several workers, which have to agree before they update."""
         self._check_batch_norms()
         self._collector = Collector()
         scaled = [
@@ -658,8 +658,8 @@ class WholeBatchStep(SplitStep):
         self.refuse_loss_scale_on_replicas()
         if not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step"):
             raise ValueError(
-                "`micro_batch_size='auto'` on several workers can't run a `train_step` of your own, all of which would "
-                "run before the update: pass a number as `micro_batch_size`."
+                "With several workers, `micro_batch_size='auto'` can't run a `train_step` of your own, because what "
+                "follows its update would run before it: pass a number as `micro_batch_size`."
             )
         with contextlib.ExitStack() as stack:
             for optimizer in scaled:
