@@ -30,8 +30,7 @@ def memory_rows(results):
     rows = []
     for size, name in measured(results, "memory"):
         found = peaks(results, size, name)
-        cells = [shown(found[run]) for run in (FULL, MICRO, SPLIT, ALL)]
-        rows.append([label(size, name)] + cells + [shown(share(found), "{:.2f}"), shown(found[KEPT])])
+        rows.append([label(size, name)] + [shown(found[run]) for run in (FULL, SPLIT, ALL, KEPT)])
     return rows
 
 
@@ -53,16 +52,6 @@ def plan_rows(results):
             cells = [shown(plans[0][key]) for key in ("levels", "cuts", "all", "kept", "group")]
             part = (plans[0]["kept"] + plans[0]["group"]) / plans[0]["all"]
             rows.append([label(size, name)] + cells + [shown(part, "{:.2f}")])
-    return rows
-
-
-def time_rows(results):
-    rows = []
-    for size, name in measured(results, "time"):
-        first, later = first_and_later(results, size, name)
-        cells = [shown(first[FULL], "{:.1f}"), shown(first[ALL], "{:.1f}"), ratio(first, ALL, FULL, "{:.1f}")]
-        cells += [shown(later[run], "{:.1f}") for run in (FULL, SPLIT, ALL)]
-        rows.append([label(size, name)] + cells + [ratio(later, run, SPLIT) for run in (ALL, KEPT)])
     return rows
 
 
@@ -111,7 +100,6 @@ TABLES = [
     ("README.md", "| 64 images |", overview_rows),
     ("docs/index.md", "| 64 images |", overview_rows),
     ("docs/whole-batch.md", "| | full batch |", memory_rows),
-    ("docs/whole-batch.md", "| | first step: full batch |", time_rows),
     ("benchmarks/README.md", "| | full batch | one micro-batch |", both_memories_rows),
     ("benchmarks/README.md", "| | segments |", plan_rows),
     ("benchmarks/README.md", "| | first step: full batch, plain splitting", all_times_rows),
