@@ -54,7 +54,7 @@ libraries. Each was planted in a copy of accum's sources, one at a time, and the
 mutant. The last column names the test that failed. A mutant that no test noticed would be a hole in the tests.
 
 `python project/mutants.py page` writes this page. The runs are of {dates}, on TensorFlow {versions}. The numbers L1
-to L20 are those of the [guarantees](../../docs/semantics.md).
+to L20 are those of the [guarantees](guarantees.md).
 
 | the mistake | breaks | found in | caught by |
 |---|---|---|---|

@@ -652,7 +652,7 @@ def test_a_term_of_ones_own_beside_a_loss_that_divides_by_unmasked_elements_is_w
     model.compile(sgd(), "mse", run_eagerly=run_eagerly)
     with warned("Losses divide") as said:
         model.fit(TOKENS[0], TARGETS, batch_size=2, shuffle=False, verbose=0)
-    assert bool(said) is (is_said and not (run_eagerly and kind == "term"))  # which docs/limits.md says
+    assert bool(said) is (is_said and not (run_eagerly and kind == "term"))  # which docs/exact.md says
     assert not said or ("terms of `compute_loss`" if kind == "term" else "second call") in said[0]
 
 

@@ -1,4 +1,4 @@
-"""docs/semantics.md and the `law` marks of the tests agree. Reads source only, so it needs no TensorFlow."""
+"""project/pages/guarantees.md and the `law` marks of the tests agree. Reads source only, so it needs no TensorFlow."""
 
 import ast
 import os
@@ -7,7 +7,7 @@ import re
 import pytest
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGE = os.path.join(os.path.dirname(HERE), "docs", "semantics.md")
+PAGE = os.path.join(os.path.dirname(HERE), "project", "pages", "guarantees.md")
 HEADING = re.compile(r"(?m)^## (L\d+): .+?( \(planned\))?$")
 
 
@@ -49,7 +49,7 @@ def test_the_laws_are_numbered_without_gaps():
 
 @pytest.mark.parametrize("law", sorted(MARKS))
 def test_a_marked_law_has_a_heading(law):
-    assert law in LAWS, f"{law} is marked in {MARKS[law]} and has no heading in docs/semantics.md"
+    assert law in LAWS, f"{law} is marked in {MARKS[law]} and has no heading in project/pages/guarantees.md"
 
 
 @pytest.mark.parametrize("law", [law for law, is_planned in LAWS.items() if not is_planned])
