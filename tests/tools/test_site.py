@@ -58,7 +58,7 @@ def as_built(conf, page):
 def test_the_landing_page_links_to_the_repository_where_it_has_an_address(monkeypatch):
     conf = configuration(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
     assert "[the repository](https://example.org/some/accum)" in as_built(conf, "index")
-    assert "example.org" not in as_built(conf, "faq")
+    assert "example.org" not in as_built(conf, "troubleshooting")
     assert conf.html_theme_options["footer_icons"][0]["url"] == "https://example.org/some/accum"
 
 
