@@ -90,7 +90,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             Suspect(
                 "a sum of losses",
                 f"`{means[0]}` and `{means[1]}` are means over different things, so no weight is right for both",
-                'Pass `minimize([losses], weight=[counts])`, as in the guide "Losses with several denominators"',
+                'Pass `minimize([losses], weight=[counts])`, see "Losses with several denominators" in the guide',
             )
         )
     suspects.append(

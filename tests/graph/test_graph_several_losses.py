@@ -13,7 +13,7 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
-GUIDE = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "docs", "guides", "several-losses.md")
+GUIDE = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "docs", "tensorflow-1.md")
 K, STEPS, ROWS, LENGTH, WORDS = 3, 3, 6, 4, 7
 RANDOM = np.random.RandomState(0)
 IDS = RANDOM.randint(0, WORDS, size=(STEPS, ROWS, LENGTH))
