@@ -1,8 +1,7 @@
-"""The guide to Ray, run by Ray itself: `tox run -e py311-tf2.15-ray` (laws L11, L12)."""
+"""tests/support/ray_program.py, run by Ray itself: `tox run -e py311-tf2.15-ray` (laws L11, L12)."""
 
 import json
 import os
-import re
 import signal
 import time
 
@@ -13,9 +12,7 @@ from ray import cloudpickle, train
 
 pytestmark = pytest.mark.law("L11")
 
-GUIDE = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "docs", "guides", "ray.md"
-)
+PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support", "ray_program.py")
 EPOCHS, K = 3, 5  # of 8 batches: cycles go on in the next epoch
 
 
@@ -30,12 +27,11 @@ class Reports(train.UserCallback):
             file.write(json.dumps(metrics) + "\n")
 
 
-def guide():
-    """Return the names that the guide defines."""
-    with open(GUIDE, encoding="utf-8") as file:
-        blocks = re.findall(r"```py\n(.*?)```", file.read(), re.DOTALL)
-    names = {"__name__": "guide_to_ray"}  # no module that workers could import: they get the functions themselves
-    exec(compile("\n".join(blocks), GUIDE, "exec"), names)
+def program():
+    """Return the names that the program defines."""
+    names = {"__name__": "ray_program"}  # no module that workers could import: they get the functions themselves
+    with open(PROGRAM, encoding="utf-8") as file:
+        exec(compile(file.read(), PROGRAM, "exec"), names)
     return names
 
 
@@ -47,8 +43,8 @@ def text_of(path):
 
 
 def trained(folder, accum_steps=K, dies_at=None):
-    """Run the guide's program. Return the weights, and what the workers have reported."""
-    names = guide()
+    """Run the program. Return the weights, and what the workers have reported."""
+    names = program()
     tf, accum = names["tf"], names["accum"]
 
     def make_model():
@@ -100,7 +96,7 @@ def trained(folder, accum_steps=K, dies_at=None):
 
 def full_batches(accum_steps=K):
     """Return the weights and the mean losses of one plain step of NumPy for each `accum_steps` batches."""
-    x, y = (np.concatenate(part) for part in zip(*[[t.numpy() for t in pair] for pair in guide()["make_dataset"]()]))
+    x, y = (np.concatenate(part) for part in zip(*[[t.numpy() for t in pair] for pair in program()["make_dataset"]()]))
     x, y, weights, velocity, losses = np.tile(x, [EPOCHS, 1]), np.tile(y, [EPOCHS, 1]), np.full([5, 1], 0.1), 0.0, []
     for start in range(0, len(x) - 12 * accum_steps + 1, 12 * accum_steps):
         part = slice(start, start + 12 * accum_steps)

@@ -1,4 +1,4 @@
-"""What docs/clusters.md shows for schedulers, checked as far as it can be without them."""
+"""What docs/devices.md shows for schedulers, checked as far as it can be without them."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from test_readme import ROOT, blocks
 
-PAGE = "docs/clusters.md"
+PAGE = "docs/devices.md"
 
 
 def page():

@@ -1,12 +1,18 @@
-# Ray Train
+"""A program for Ray Train: two workers, a report of each update, and a checkpoint after each epoch.
 
-Ray starts the workers, and starts them again when one dies. Inside, the program is that of
-[several workers](../distribution.md#several-workers): two workers with `accum_steps=4` make the updates of 8
-micro-batches. The first part is yours. Every worker runs it:
+`make_trainer(epochs=3, storage_path="/shared/runs").fit()` starts it. Every worker runs `train_on_worker`. After a
+failure, Ray starts all of them again, and they continue from the last checkpoint, also in the middle of a cycle. All
+workers must report equally often, as they do here: each has the rows of all workers at the end of each epoch.
+"""
 
-```py
+import tempfile
+
 import tensorflow as tf
+from ray import train
+from ray.train.tensorflow import TensorflowTrainer
+
 import accum
+
 
 def make_model():  # as for one machine
     inputs = tf.keras.Input((5,))
@@ -15,19 +21,11 @@ def make_model():  # as for one machine
     model.compile(tf.keras.optimizers.SGD(0.1), "mse")
     return model
 
+
 def make_dataset():  # batches of all workers together
     x, y = tf.random.stateless_normal([96, 5], [1, 2]), tf.random.stateless_normal([96, 1], [3, 4])
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
-```
 
-The second part, in the same file, trains, saves the model after each epoch, and goes on from there after a failure,
-also in the middle of a cycle. Each step is a report, if you pass a [`StepLogger`](../step-logger.md)
-`ray.train.report`:
-
-```py
-import tempfile
-from ray import train
-from ray.train.tensorflow import TensorflowTrainer
 
 class ReportEpoch(tf.keras.callbacks.Callback):
     """Hands what training needs to go on to Ray after each epoch. All workers write; Ray keeps the first one's."""
@@ -44,6 +42,7 @@ class ReportEpoch(tf.keras.callbacks.Callback):
             kept = train.Checkpoint.from_directory(folder) if is_first else None
             train.report({"epoch": epoch + 1}, checkpoint=kept)
 
+
 def train_on_worker(config):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow; Ray has set TF_CONFIG
     options = tf.data.Options()
@@ -59,6 +58,7 @@ def train_on_worker(config):
     begin = int(checkpoint.epoch.numpy())
     model.fit(dataset, initial_epoch=begin, epochs=config["epochs"], callbacks=[logger, ReportEpoch(checkpoint)])
 
+
 def make_trainer(epochs, storage_path):
     return TensorflowTrainer(
         train_on_worker,
@@ -66,17 +66,3 @@ def make_trainer(epochs, storage_path):
         scaling_config=train.ScalingConfig(num_workers=2),
         run_config=train.RunConfig(storage_path=storage_path, failure_config=train.FailureConfig(max_failures=1)),
     )
-```
-
-`make_trainer(epochs=3, storage_path="/shared/runs").fit()` starts it. Its result has the last report and the last
-checkpoint.
-
-- All workers must report equally often, and so they do here: each has the rows of all workers, at the end of each epoch.
-- With Ray 2.60 and TensorFlow 2.15, install `"pyarrow<19" "pandas<2.3"` beside `"ray[train]"`: newer ones need NumPy 2.
-- `tox run -e py311-tf2.15-ray,py311-tf2.21-ray` runs what stands here, with two workers on one machine, and kills one of
-  them in mid-cycle, with Ray 2.60. It was not run on a cluster.
-
-## Check it in CI
-
-`python -m accum verify` [checks your own model](../testing.md#in-ci) against its full batch, step by step: run it in your CI.
-One process is enough for that: give it `make_model` from above.
