@@ -4,5 +4,5 @@ PAGE = "Coming from another way to accumulate"
 
 
 def see(section):
-    """A reference to a page or a section of the guide; the page `PAGE` links to each."""
+    """A reference to a section of the page `PAGE`."""
     return f'see "{section}", under "{PAGE}" in the documentation'

@@ -18,9 +18,7 @@ pytest.importorskip("libcst", reason="`migrate` is an extra, tested where tox.in
 tf1 = tf.compat.v1
 AS_THE_MEAN = ("optimizer", "runai", "keras-3", "cyberzhg", "bojone")
 GRADIENTS = np.random.RandomState(0).normal(size=(4, 3)).astype("float32")
-with open(
-    os.path.join(os.path.dirname(__file__), "..", "..", "docs", "migrating", "loops.md"), encoding="utf-8"
-) as file:
+with open(os.path.join(os.path.dirname(__file__), "..", "..", "docs", "migrating.md"), encoding="utf-8") as file:
     RECIPES = file.read()
 NOTHING = "1 file looked at, 0 accumulate.\n"
 PAIR = {pair.name: pair for pair in PAIRS}

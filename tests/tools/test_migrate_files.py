@@ -359,32 +359,19 @@ def test_what_only_looks_like_a_requirement_is_not_named(their, name, tmp_path, 
 
 
 def test_messages_lead_to_titles_that_the_guide_has():
-    """An installed package has no docs/, so its messages name a title and the page that links to it."""
-    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "docs")
-    with open(os.path.join(docs, "migrating.md"), encoding="utf-8") as file:
-        overview = file.read()
-    titles = {}
-    for name in os.listdir(os.path.join(docs, "migrating")):
-        with open(os.path.join(docs, "migrating", name), encoding="utf-8") as file:
-            titles.update(dict.fromkeys(re.findall(r"(?m)^##? (.+)$", file.read()), "migrating/" + name))
+    """An installed package has no docs/, so its messages name a page and a section of it."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(root, "docs", "migrating.md"), encoding="utf-8") as file:
+        page = file.read()
+    titles = re.findall(r"(?m)^###? (.+)$", page)
     for path in FILES:
         with open(path, encoding="utf-8") as file:
             code = file.read()
         assert "docs/" not in code, path
-        for section in re.findall(r'guide\.see\("(.+?)"\)', code):
-            assert f"[{section}]({titles[section]}" in overview, section
+        assert [section for section in re.findall(r'guide\.see\("(.+?)"\)', code) if section not in titles] == []
     from accum._migrate.guide import PAGE
 
-    assert overview.startswith(f"# {PAGE}\n")
-
-
-def test_links_to_the_sections_that_became_pages_still_lead_there():
-    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "docs")
-    with open(os.path.join(docs, "migrating.md"), encoding="utf-8") as file:
-        page_of = dict(re.findall(r'<a id="([\w-]+)"></a>(?:<a id="[\w-]+"></a>)*\[[^]]*\]\(([\w/.-]+)', file.read()))
-    pages = {"migrating/" + name for name in os.listdir(os.path.join(docs, "migrating"))}
-    assert set(page_of.values()) == pages
-    assert page_of["horovod"] == "migrating/horovod.md" and page_of["loops-of-your-own"] == "migrating/loops.md"
+    assert page.startswith(f"# {PAGE}\n")
 
 
 def fail(*arguments, **options):

@@ -1,4 +1,4 @@
-"""What docs/migrating.md and its pages say of the numbers: the rules of other libraries in NumPy, beside ours."""
+"""What docs/migrating.md says of the numbers: the rules of other libraries in NumPy, beside ours."""
 
 import numpy as np
 import pytest
