@@ -133,17 +133,17 @@ def show_commands(app, docname, content):
 
 
 def link_notebooks(app, docname, content):
-    """Link each guide's notebook below its title, and all of them where `{notebooks}` stands."""
+    """Link each recipe's notebook below its title, and all of them where `{notebooks}` stands."""
     link = '<a class="notebook" href="{}notebooks/{}.ipynb" download>{}</a>'
     folder, _, name = docname.rpartition("/")
-    if folder == "guides":
+    if folder == "recipes":
         title, text = content[0].split("\n", 1)
         content[0] = f"{title}\n\n{link.format('../', name, 'Download as a notebook')}\n{text}"
     if docname == "notebooks":
-        rows = ["| Guide | Notebook |", "|---|---|"]
+        rows = ["| Recipe | Notebook |", "|---|---|"]
         for name in notebooks.names():
             title = notebooks.read(name).split("\n", 1)[0][2:]
-            rows.append(f"| [{title}](guides/{name}.md) | {link.format('', name, name + '.ipynb')} |")
+            rows.append(f"| [{title}](recipes/{name}.md) | {link.format('', name, name + '.ipynb')} |")
         content[0] = content[0].replace("{notebooks}", "\n".join(rows))
 
 

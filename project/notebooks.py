@@ -1,7 +1,7 @@
-"""The guides as notebooks: their text and their tested code, and what the code prints.
+"""The recipes as notebooks: their text and their tested code, and what the code prints.
 
     python project/notebooks.py write FOLDER     # without outputs; the site does this
-    python project/notebooks.py run FOLDER       # with outputs: runs each guide in a process of its own; a minute
+    python project/notebooks.py run FOLDER       # with outputs: runs each recipe in a process of its own; a minute
 
 Nothing of Jupyter is needed. Code that needs a package that is not installed, or another TensorFlow, gets no output.
 """
@@ -19,19 +19,19 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-GUIDES = os.path.join(ROOT, "docs", "guides")
+RECIPES = os.path.join(ROOT, "docs", "recipes")
 OTHER_PACKAGES = ("transformers", "tf_slim")
-LIMIT = 300  # seconds for one guide
+LIMIT = 300  # seconds for one recipe
 BLOCK = re.compile(r"(?:<!-- first:\n(?P<first>.*?)-->\n+)?```python\n(?P<code>.*?)```\n?", re.DOTALL)
 INSTALL = """\
-*The guide "{title}" of accum {version}, as a notebook. Install accum beside your own TensorFlow first: run
+*The recipe "{title}" of accum {version}, as a notebook. Install accum beside your own TensorFlow first: run
 `python -m pip install .` in a clone of its repository.*
 """
 
 
 def names():
-    """The guides, without `.md`."""
-    return sorted(name[:-3] for name in os.listdir(GUIDES) if name.endswith(".md"))
+    """The recipes, without `.md`."""
+    return sorted(name[:-3] for name in os.listdir(RECIPES) if name.endswith(".md"))
 
 
 def version():
@@ -40,7 +40,7 @@ def version():
 
 
 def read(name):
-    with open(os.path.join(GUIDES, name + ".md"), encoding="utf-8") as file:
+    with open(os.path.join(RECIPES, name + ".md"), encoding="utf-8") as file:
         return file.read()
 
 
@@ -50,7 +50,7 @@ def without_links(text):
 
 
 def split(text):
-    """Yield (kind of cell, its source) of a guide."""
+    """Yield (kind of cell, its source) of a recipe."""
     end = 0
     for block in BLOCK.finditer(text):
         yield "markdown", without_links(text[end : block.start()])
@@ -61,7 +61,7 @@ def split(text):
 
 
 def notebook(text):
-    """The notebook of a guide, in version 4.4 of the format, without outputs."""
+    """The notebook of a recipe, in version 4.4 of the format, without outputs."""
     title = re.match(r"# (.+)", text).group(1)
     parts = [("markdown", INSTALL.format(title=title, version=version()))] + list(split(text))
     cells = []
@@ -133,13 +133,13 @@ def save(book, folder, name):
 
 
 def write(folder):
-    """Write every guide's notebook without outputs."""
+    """Write every recipe's notebook without outputs."""
     for name in names():
         save(notebook(read(name)), folder, name)
 
 
 def run(folder):
-    """Write every guide's notebook with outputs. Returns the names of those that failed."""
+    """Write every recipe's notebook with outputs. Returns the names of those that failed."""
     failed = []
     for name in names():
         command = [sys.executable, os.path.abspath(__file__), "one", folder, name]
@@ -155,12 +155,12 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["write", "run", "one"])
     parser.add_argument("folder")
-    parser.add_argument("guide", nargs="?")
+    parser.add_argument("recipe", nargs="?")
     chosen = parser.parse_args(arguments)
     if chosen.what == "write":
         write(chosen.folder)
     elif chosen.what == "one":
-        save(with_outputs(notebook(read(chosen.guide))), chosen.folder, chosen.guide)
+        save(with_outputs(notebook(read(chosen.recipe))), chosen.folder, chosen.recipe)
     else:
         return 1 if run(chosen.folder) else 0
     return 0

@@ -14,7 +14,7 @@ ROOT, SUPPORT = os.path.dirname(HERE), os.path.join(HERE, "support")
 
 PAGES = ["README.md"] + [
     folder + name
-    for folder in ("docs/", "docs/guides/", "docs/migrating/", "project/pages/")
+    for folder in ("docs/", "docs/recipes/", "project/pages/")
     for name in sorted(os.listdir(os.path.join(ROOT, folder)))
     if name.endswith(".md")
 ]

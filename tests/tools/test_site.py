@@ -1,4 +1,4 @@
-"""What the site promises: a page for each public name, each figure once, and the guides as notebooks."""
+"""What the site promises: a page for each public name, each figure once, and the recipes as notebooks."""
 
 import glob
 import importlib
@@ -103,7 +103,7 @@ def test_no_two_drawings_have_an_id_in_common():
     assert len(ids) == len(set(ids)) > 10 and all("-" in id_ for id_ in ids)  # nor has a page's own part
 
 
-GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
+RECIPES = sorted(name for name in os.listdir(os.path.join(DOCS, "recipes")) if name.endswith(".md"))
 
 
 def notebooks():
@@ -113,15 +113,15 @@ def notebooks():
     return module
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_a_notebook_has_the_code_of_its_guide_in_order_and_no_link_into_a_clone(guide, tmp_path):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_notebook_has_the_code_of_its_recipe_in_order_and_no_link_into_a_clone(recipe, tmp_path):
     notebooks().write(str(tmp_path))
-    book = json.loads((tmp_path / guide.replace(".md", ".ipynb")).read_bytes().decode("utf-8"))
+    book = json.loads((tmp_path / recipe.replace(".md", ".ipynb")).read_bytes().decode("utf-8"))
     code = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
     text = "".join("".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "markdown")
-    blocks = re.findall(r"```python\n(.*?)```", read("docs/guides/" + guide), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/recipes/" + recipe), re.DOTALL)
     assert [block.strip("\n") for block in blocks] == [cell for cell in code if cell in "".join(blocks)]
-    assert not re.search(r"\]\((?!https)", text) and read("docs/guides/" + guide).split("\n")[0] in text
+    assert not re.search(r"\]\((?!https)", text) and read("docs/recipes/" + recipe).split("\n")[0] in text
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 4)
 
 
