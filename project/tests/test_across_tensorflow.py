@@ -26,7 +26,7 @@ SMALL_LIBRARY = os.path.join(ROOT, "tests", "support", "small_library")
 
 @pytest.mark.skipif(os.name == "nt", reason="a script for bash")
 def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflow_of_its_name(tmp_path):
-    """uv is a stand-in here; docs/test-across-tensorflow.md says what was run with uv itself."""
+    """uv is a stand-in here; docs/evidence.md says what was run with uv itself."""
     project, calls = tmp_path / "project", tmp_path / "calls.txt"
     shutil.copytree(SMALL_LIBRARY, str(project))
     (tmp_path / "uv").write_text(UV)
@@ -56,4 +56,4 @@ def test_the_made_up_library_depends_on_tensorflow_and_on_what_no_constraint_has
     needed = re.findall(r"(?m)^    ([\w-]+)", text.split("install_requires =")[1])
     pinned = re.findall(r"(?m)^([\w-]+)==", "".join(read("constraints", f"tf{of}.txt") for of in data.VERSIONS))
     assert "tensorflow" in needed and any(name not in pinned for name in needed[1:])
-    assert "tests/support/small_library" in read("docs", "test-across-tensorflow.md")
+    assert "tests/support/small_library" in read("docs", "evidence.md")
