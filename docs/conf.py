@@ -1,7 +1,6 @@
 """The site, by `tox run -e docs`: guides in Markdown that reads well in the repository too, and the docstrings."""
 
 import argparse
-import importlib.util
 import inspect
 import os
 import re
@@ -74,9 +73,7 @@ autosummary_generate = False  # api/ has a page for each public name
 nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
-_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "project", "notebooks.py"))
-notebooks = importlib.util.module_from_spec(_location)
-_location.loader.exec_module(notebooks)
+RECIPES = sorted(name[:-3] for name in os.listdir(os.path.join(HERE, "recipes")))
 
 # Pages outside docs/. A link to any of them stays within the site.
 PAGES = {
@@ -140,17 +137,23 @@ def link_notebooks(app, docname, content):
         title, text = content[0].split("\n", 1)
         content[0] = f"{title}\n\n{link.format('../', name, 'Download as a notebook')}\n{text}"
     if docname == "notebooks":
-        rows = ["| Recipe | Notebook |", "|---|---|"]
-        for name in notebooks.names():
-            title = notebooks.read(name).split("\n", 1)[0][2:]
-            rows.append(f"| [{title}](recipes/{name}.md) | {link.format('', name, name + '.ipynb')} |")
+        rows = [f"- {link.format('', name, name + '.ipynb')}" for name in RECIPES]
         content[0] = content[0].replace("{notebooks}", "\n".join(rows))
 
 
 def write_notebooks(app, exception):
-    """Write the notebooks beside the pages; `project/notebooks.py run` adds what their code prints."""
-    if exception is None and app.builder.format == "html":
-        notebooks.write(os.path.join(app.outdir, "notebooks"))
+    """Write the notebooks beside the pages; `tox run -e docs` then lets nbmake add what their code prints."""
+    if exception is not None or app.builder.format != "html":
+        return
+    import jupytext
+
+    os.makedirs(os.path.join(app.outdir, "notebooks"), exist_ok=True)
+    for name in RECIPES:
+        book = jupytext.read(os.path.join(HERE, "recipes", name + ".md"))
+        for cell in book.cells:
+            if cell.cell_type == "markdown":  # links to other pages lead nowhere from a file that was downloaded
+                cell.source = re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", cell.source)
+        jupytext.write(book, os.path.join(app.outdir, "notebooks", name + ".ipynb"))
 
 
 def draw_within_page(app, doctree):
