@@ -13,6 +13,7 @@ from libcst import matchers
 from accum._migrate import guide
 from accum._migrate.arguments import last_name
 from accum._migrate.flows import Flows, has_gradient_call
+from accum._migrate.split_line import split_line
 
 GRAPH = (
     "gradients are added up by hand here. If the inputs of a whole batch fit into memory, run the plain train op once, "
@@ -52,9 +53,6 @@ HELD = re.compile(r"grads?_?acc|acc(um\w*)?_?grad|grad\w*_(sum|buffer)|aggregate
 
 OTHER_SUMS = re.compile(r"accum_(var|update)|\brho\b|delta_acc|ConditionalAccumulator")
 """Adadelta's sums, and those over replicas."""
-
-TAKE_LOSSES = {"compute_gradients", "gradients", "minimize"}
-"""Functions of TensorFlow 1 whose first argument is a loss."""
 
 CALLED_GRADIENT = re.compile(r"(^|_)(grads?|gradients?|gvs?)(_|$)", re.IGNORECASE)
 ZERO = re.compile(r"^0(\.0*)?$")
@@ -96,7 +94,7 @@ def find(module, has_tape_elsewhere=False):
     if not file.modules & TENSORFLOW or file.modules & OTHERS:
         return []
     is_eager = file.has_tape or has_tape_elsewhere and not OF_GRAPHS.search(module.code)
-    reason = EAGER if is_eager else GRAPH.format(line=_split_line(file, module))
+    reason = EAGER if is_eager else GRAPH.format(line=split_line(file.calls, module))
     matches = [Found(node, node.name.value, CLASS, definition) for node, definition in file.classes]
     matches += [Found(node, "GradientAccumulator", reason, definition) for node, definition in file.accumulators]
     names = set()
@@ -107,23 +105,6 @@ def find(module, has_tape_elsewhere=False):
             is_of_model = is_eager and addition.is_in_train_step
             matches.append(Found(addition.node, label, MODEL if is_of_model else reason, addition.definition))
     return matches
-
-
-def _split_line(file, module):
-    """Return the line that splits the batch of a graph, with the names of its loss and inputs, if they are plain."""
-    losses = {
-        call.args[0].value.value
-        for function, call, _ in file.calls
-        if function in TAKE_LOSSES and call.args and isinstance(call.args[0].value, cst.Name)
-    }
-    loss = losses.pop() if len(losses) == 1 else "loss"
-    made = matchers.Call(
-        matchers.OneOf(matchers.Name("placeholder"), matchers.Attribute(attr=matchers.Name("placeholder")))
-    )
-    targets = [one.targets[0].target for one in matchers.findall(module, matchers.Assign(value=made))]
-    names = [target.value for target in targets if isinstance(target, cst.Name)]
-    batch = f"({', '.join(names)})" if len(names) > 1 else "".join(names) or "inputs"
-    return f"{loss} = accum.compat.v1.split_batch({loss}, {batch}, micro_batch_size)"
 
 
 class _File(Flows):

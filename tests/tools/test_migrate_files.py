@@ -240,12 +240,45 @@ def test_a_graph_gets_its_recipe_beside_a_tape_of_another_file(their, tmp_path, 
     assert "TensorFlow 1: accumulate, apply, zero" in capsys.readouterr().err
 
 
+FED = "x = tf.placeholder(tf.float32)\ny = tf.placeholder(tf.float32)\n"
+SPLIT = {
+    "placeholders": (FED + "grads = opt.compute_gradients(cost)", "cost", "(x, y)"),
+    "attributes": (
+        "self.x = tf.placeholder(tf.float32, [None, 3])\ngrads = opt.compute_gradients(loss=self.loss)",
+        "self.loss",
+        "self.x",
+    ),
+    "rates": (
+        FED + "keep_prob = tf.placeholder(tf.float32)\ntraining = tf.placeholder(tf.bool, [])\ntf.gradients(cost, vs)",
+        "cost",
+        "(x, y)",
+    ),
+    "an iterator": (
+        "images, labels = data.make_one_shot_iterator().get_next()\ntf.gradients([cost], vs)\nopt.minimize(cost)",
+        "cost",
+        "(images, labels)",
+    ),
+    "a model_fn": (
+        "def model_fn(features, labels, mode):\n    return create_optimizer(total_loss, 1e-4, 100, 10, False)",
+        "total_loss",
+        "(features, labels)",
+    ),
+    "two losses": (
+        FED + "opt.minimize(loss_d, var_list=ds)\nopt.minimize(loss_g, var_list=gs)",
+        "(loss_d, loss_g)",
+        "(x, y)",
+    ),
+    "slim": (FED + "train_op = slim.learning.create_train_op(total, opt)", "total", "(x, y)"),
+    "neither": ("opt.minimize(cost + penalty)", "loss", "inputs"),
+}
+
+
 @needs_libcst
-def test_a_graph_gets_the_line_that_splits_its_batch(their, tmp_path, capsys):
-    graph = b"x = tf.placeholder(tf.float32)\ny = tf.placeholder(tf.float32)\ngrads = opt.compute_gradients(cost)\n"
-    their("sums.py", SUMS + graph)
+@pytest.mark.parametrize("graph,loss,batch", [pytest.param(*case, id=name) for name, case in SPLIT.items()])
+def test_a_graph_gets_the_line_that_splits_its_batch(graph, loss, batch, their, tmp_path, capsys):
+    their("sums.py", SUMS + graph.encode() + b"\n")
     assert migrate(tmp_path) == 1
-    assert "`cost = accum.compat.v1.split_batch(cost, (x, y), micro_batch_size)`" in capsys.readouterr().err
+    assert f"`{loss} = accum.compat.v1.split_batch({loss}, {batch}, micro_batch_size)`" in capsys.readouterr().err
 
 
 SPOKEN = [
