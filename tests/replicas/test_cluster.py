@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import versions
@@ -106,6 +107,36 @@ def test_workers_that_wait_for_each_other_go_on_after_all_were_killed(tmp_path):
     torn = begin - resumed_from
     assert 0 <= torn <= 3
     assert weights == pytest.approx(momentum_steps(steps), rel=0.05 * torn or 2e-6)
+
+
+@pytest.fixture(scope="module")
+def split_results(tmp_path_factory):
+    """What the chief of a cluster came to whose workers split their batches of 7 into micro-batches of 3."""
+    folder = tmp_path_factory.mktemp("split")
+    return reported(start(folder, "split", "3"), 2, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L11", "L21")
+def test_workers_that_split_their_batches_apply_them_as_they_come(split_results):
+    weights, steps, batches = split_results["asynchronous"]
+    gradients = np.mean(batches, axis=1)
+    expected = np.array([0.1, 0.2, 0.3]) - 20 * gradients.sum(0)
+    assert steps == 40
+    np.testing.assert_allclose(np.ravel(weights), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L11", "L21")
+def test_workers_that_split_their_batches_wait_for_each_other_as_the_program_says(split_results):
+    weights, steps, batches = split_results["synchronous"]
+    x, expected, velocity = np.array(batches[0]), np.array([0.1, 0.2, 0.3]), np.zeros(3)
+    for _ in range(steps):
+        errors = x @ expected - 1.0
+        velocity = 0.9 * velocity + errors @ x / len(x) / np.sqrt(np.mean(errors**2))
+        expected = expected - 0.1 * velocity
+    assert steps >= 20
+    np.testing.assert_allclose(np.ravel(weights), expected, rtol=0, atol=2e-5)
 
 
 ESTIMATOR = os.path.join(os.path.dirname(SCRIPT), "estimator_cluster.py")

@@ -1,6 +1,7 @@
 """One task of a TF 1 cluster, run by test_cluster.py: `cluster.py {addresses as JSON} job task [folder last_step]`.
 
-With a folder, workers that wait for each other save there, and go on from what they find there.
+With a folder, workers that wait for each other save there, and go on from what they find there. With "split" in its
+place, and a size, workers split their batches into micro-batches.
 """
 
 import json
@@ -96,6 +97,44 @@ def synchronous(target, folder=None, last_step=SYNC_STEPS):
             report("synchronous", [float(values[0][0]), int(values[1]), begin])
 
 
+def split(target, size, is_synchronous):
+    """Train with `split_batch`. Reports the weights and steps."""
+    random, name = np.random.RandomState(0), "synchronous" if is_synchronous else "asynchronous"
+    batches = random.normal(size=(2, 7, 3)).astype("float32")  # of both workers
+    with tf.Graph().as_default() as graph, graph.container("split-" + name):
+        setter = tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=f"/job:worker/task:{TASK}")
+        with tf1.device(setter):
+            step = tf1.train.get_or_create_global_step()
+            weights = tf1.get_variable("w", initializer=[[0.1], [0.2], [0.3]])
+            done = tf1.get_variable("done", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+            finish = tf1.assign_add(done, 1)
+            x = tf1.placeholder(tf.float32, [None, 3])
+            rows = tf.matmul(x, weights)
+            if is_synchronous:
+                loss = tf.sqrt(tf.reduce_mean((rows - 1.0) ** 2))
+                optimizer = tf1.train.SyncReplicasOptimizer(
+                    tf1.train.MomentumOptimizer(0.1, 0.9), 2, total_num_replicas=2
+                )
+            else:  # of a gradient that depends on no weights, so that the order of the updates does not matter
+                loss = tf.reduce_mean(rows)
+                optimizer = tf1.train.GradientDescentOptimizer(1.0, use_locking=True)
+            loss = accum.compat.v1.split_batch(loss, x, size)
+            train_op = optimizer.minimize(loss, step)
+        hooks = [optimizer.make_session_run_hook(IS_CHIEF)] if is_synchronous else []
+        with session_of(target, hooks) as session:
+            if not is_synchronous:
+                for _ in range(SYNC_STEPS):
+                    session.run(train_op, {x: batches[TASK]})
+                session.run(finish)
+                while IS_CHIEF and session.run(done) < 2:
+                    time.sleep(0.1)
+            values = session.run([weights, step])
+            while is_synchronous and (values[1] < SYNC_STEPS or not IS_CHIEF):
+                session.run(train_op, {x: batches[0]})  # of both, since one may contribute twice
+                values = session.run([weights, step])
+            report(name, [values[0].tolist(), int(values[1]), batches.tolist()])
+
+
 def report(name, result):
     print(json.dumps([name, result]), flush=True)
 
@@ -104,7 +143,10 @@ if __name__ == "__main__":
     server = tf1.train.Server(CLUSTER, job_name=JOB, task_index=TASK)
     if JOB == "ps":
         server.join()
-    if sys.argv[4:]:
+    if sys.argv[4:5] == ["split"]:
+        for waits in (False, True):
+            split(server.target, int(sys.argv[5]), waits)
+    elif sys.argv[4:]:
         synchronous(server.target, sys.argv[4], int(sys.argv[5]))
     else:
         asynchronous(server.target)
