@@ -70,6 +70,10 @@ def value_and_gradients(
     A warning names the variables that `function` assigns to before it computes its result, because it does so for each
     micro-batch.
 
+    If the graph is built on the whole batch already, `split_batch` needs no function, only one line, and is exact for
+    any loss and for batch normalisation. This function is for what it does not take: ragged and sparse data, weights of
+    micro-batches, and operations that are not known to keep examples apart.
+
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
         is the micro-batch. If `data` is a tuple or a list, it is called as `function(*micro_batch)`, otherwise as
@@ -104,7 +108,9 @@ def value_and_gradients(
       >>> def model_fn(features, labels, mode):
       ...     def loss(features, labels):
       ...         return tf.compat.v1.losses.mean_squared_error(labels, network(features, mode))
-      ...     value, grads_and_vars = accum.compat.v1.value_and_gradients(loss, (features, labels), micro_batch_size=32)
+      ...     value, grads_and_vars = accum.compat.v1.value_and_gradients(
+      ...         loss, (features, labels), micro_batch_size=32, whole_batch="batch_norm"  # if there is any
+      ...     )
       ...     with tf.control_dependencies(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)):
       ...         train_op = optimizer.apply_gradients(grads_and_vars, tf.compat.v1.train.get_global_step())
       ...     return tf.estimator.EstimatorSpec(mode, loss=value, train_op=train_op)
