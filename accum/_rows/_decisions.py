@@ -4,15 +4,17 @@ A loop is repeated until it hands back what it begins with. A missing rule costs
 on the joined rows; a wrong one would cost exactness. So whatever is not proven is said to meet.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from accum import _tf
 from accum._rows import _axes, _elementwise, _images, _products, _reductions
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
+from accum._rows._images import RESIZES
 from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
-from accum._rows._shapes import ALIASES, COUNTS, PRIMES, Shapes
+from accum._rows._shapes import ALIASES, COUNTS, PRIMES, NotImported, Shapes
 from accum._rows._states import (
     SIZE,
     Layout,
@@ -87,6 +89,7 @@ class Decisions:
         self._guards: Dict[str, Optional[State]] = {}
         self._after_effect: Set[str] = set()
         self._same: Set[Key] = set()
+        self._unfit: Set[str] = set()  # nodes in a branch that is for other lengths of axes than the assumed ones
         self._independent = self._independent_nodes()
         is_any = any(None in self._lengths_beside(name) for name in inputs)
         count = 3 if guess.others is not None and is_any else 2
@@ -158,6 +161,9 @@ class Decisions:
             if node.is_loop_merge or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS:
                 self._decide_pending(pending)
                 self._decide_apart(node)
+            elif node.type in RESIZES and not (node.name == node.owner and self._is_sized(node)):
+                self._decide_pending(pending)
+                self._decide_resized(node)
             elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
                 pending.append(node)
         self._decide_pending(pending)
@@ -168,11 +174,60 @@ class Decisions:
             if node.type == "Placeholder" and self._take_scalar(node):
                 continue
             nodes.append(node)
-        self.shapes.add(nodes, self._independent)
+        self._add_shapes(nodes)
         for node in pending:
             self._note_order(node)
             self._decide(node)
         pending.clear()
+
+    def _add_shapes(self, nodes: List[Node]) -> None:
+        """Infer the shapes of nodes. Those in branches of TF 1 may not fit, as what is for one time step alone."""
+        while True:
+            try:
+                self.shapes.add(nodes, self._independent)
+                return
+            except NotImported as failure:
+                node = failure.node
+                op = self.graph.get_operation_by_name(node.owner)
+                if _tf.graphs.outermost_frame(op) is None or _tf.graphs.is_within_loop(op):
+                    raise
+                self._unfit.add(node.name)
+                nodes = [one for one in nodes if one is not node]
+                for key, dtype in zip(node.outputs, node.dtypes):
+                    self.shapes.give(key, (None, None, None), dtype)
+
+    def _is_sized(self, node: Node) -> bool:
+        dims = self.graph.get_operation_by_name(node.name).outputs[0].shape
+        return dims.rank is not None and None not in dims.as_list()[1:]
+
+    def _decide_resized(self, node: Node) -> None:
+        """Decide an operation that resizes images to a computed size, which TensorFlow 1 does not infer."""
+        images = self.shapes.dims(node.inputs[0])
+        sizes = [self._computed_before(node.inputs[1], index) for index in range(len(images))]
+        if all(dims is not None and size is not None for dims, size in zip(images, sizes)):
+            pair = tuple([dims[0], *map(int, size), dims[3]] for dims, size in zip(images, sizes))  # type: ignore[index,arg-type]
+            self.shapes.give(node.outputs[0], pair, node.dtypes[0])
+        else:
+            self.shapes.add([node], self._independent)
+        self._note_order(node)
+        self._decide(node)
+
+    def _computed_before(self, key: Key, index: int) -> Optional[Any]:
+        """Return the value of a small tensor that is computed from shapes, in one of the scratch graphs."""
+        node = self.nodes.get(node_of(key))
+        if node is None or key in self.inputs:
+            return None
+        if node.type == "Const":
+            value = constant_of(node)
+            return None if value is None else value[0]
+        if node.type == "Shape":
+            dims = self.shapes.dims(node.inputs[0])[index]
+            return None if dims is None or None in dims else np.array(dims)
+        inputs = [self._computed_before(one, index) for one in node.inputs]
+        if not inputs or any(one is None for one in inputs):
+            return None
+        values = value_of(node, [[one] * len(SIZES) for one in inputs])[int(key.rsplit(":", 1)[1])]
+        return None if values is None else values[0]
 
     def _take_scalar(self, node: Node) -> bool:
         """Assume that a placeholder of unknown rank is a scalar."""
@@ -386,6 +441,9 @@ class Decisions:
         level = max((level_of(state) for state in states), default=0)
         if node.name in self._after_effect and self._reads_state(node):
             self._meet(node, "it reads what was changed by the batch in the same run")
+            return [joined(level + 1) for _ in node.dtypes]
+        if node.name in self._unfit:
+            self._meet(node, "the shapes of its operands do not fit in general")
             return [joined(level + 1) for _ in node.dtypes]
         if node.type in MERGES:
             return self._chosen(node, states)

@@ -46,6 +46,10 @@ BY_ENTRY: Dict[str, Sequence[int]] = {
 """Which inputs have an entry for each example on their first axis; what else they take has none."""
 
 
+RESIZES = ("ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor")
+"""Which resize images, to a size that is their second input."""
+
+
 @rule(*BY_ENTRY)
 def by_entry(op: Op) -> Layout:
     """Each entry of the first axis is treated apart."""

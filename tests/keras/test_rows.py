@@ -370,3 +370,28 @@ def test_a_loop_over_the_examples_meets(control_flow):
         y = tf.map_fn(tf.nn.softmax, x)
         analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
     assert analysis.rows(y.name) is None
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("side", [8, None])
+def test_images_may_be_resized_to_a_size_that_is_computed_from_theirs(side):
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, side, side, 3])
+        shape = tf.shape(x)
+        larger = tf1.image.resize_nearest_neighbor(x, (shape[1] * 2, shape[2] * 2))
+        y = tf.reshape(larger, [shape[0], shape[1] * 2, shape[2] * 2, 3, 1])
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) == Rows(0, 1) and not analysis.meets
+
+
+@pytest.mark.law("L21")
+def test_a_branch_for_one_time_step_alone_does_not_hide_what_is_before_it():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, None, 3])
+        kept = tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], 3, 1])
+        with _tf.graphs.control_flow_of_tf(1):
+            is_one = tf.equal(tf.shape(x)[1], 1)
+            y = tf1.cond(is_one, lambda: tf.squeeze(x, [1], name="one"), lambda: tf.reduce_sum(x, 1))
+        analysis = analyse(graph, [kept.op.name, y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(kept.name) == Rows(0, 1)
+    assert analysis.verdict("cond/one").kind == "meets" and analysis.rows(y.name) is None
