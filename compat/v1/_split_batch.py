@@ -411,7 +411,7 @@ class _Split:
             candidates &= self._before_outputs
         frames = self._frames()
         if self._branches is None:
-            candidates -= {op for ops in frames if not self._is_frame_apart(ops) for op in ops}
+            candidates -= {op for ops in frames if barriers or not self._is_frame_apart(ops) for op in ops}
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
             for ops in frames:  # loops and conditionals are inside as a whole, or not at all
@@ -613,6 +613,8 @@ class _Split:
         used = beyond & self._before_losses
         if not used & barriers or any(_tf.graphs.outermost_frame(op) is not None for op in used):
             return []
+        if sum(map(self._uses_variable, used)) < sum(map(self._uses_variable, self._inside & self._before_losses)):
+            return []  # loops before batch normalisation are worth more than what is behind it
         self._inside = used
         return [one for one in statistics if set(one.ops) <= used]
 
@@ -770,7 +772,7 @@ class _Split:
 
     def _shortfall(self) -> str:
         """Return sentences about where examples may meet, and about data that is not in the batch."""
-        words = [self._meeting(self._before_losses)]
+        words = [self._loop_behind_statistics() or self._meeting(self._before_losses)]
         if self._branches is None and len(self.choosers()) > 1:
             names = sorted(tensor.name for tensor in self.choosers())
             words.append(f"If one of {names} says whether this is training, pass its value as `given`.")
@@ -779,6 +781,14 @@ class _Split:
         if missing:
             words.append(f"`batch` lacks {sorted(missing)}.")
         return " ".join(filter(None, words))
+
+    def _loop_behind_statistics(self) -> str:
+        """Return a sentence about a loop or conditional that is not split, although it keeps examples apart."""
+        loops = [op for op in self._ops if op in self._before_losses and op not in self._inside]
+        loops = [op for op in loops if _tf.graphs.is_within_loop(op) or op.type in _tf.graph_parts.LOOPS]
+        if not loops or not self.statistics:
+            return ""
+        return f"A loop or conditional behind batch normalisation is not split: that of {self._named(loops[0])}."
 
     def _meeting(self, before: Set[tf.Operation]) -> str:
         """Return a sentence about the first of these operations in which examples may meet."""

@@ -858,3 +858,17 @@ def test_a_graph_of_which_little_is_split_is_named():
     with warned("'shuffled'") as said:
         accum.compat.v1.split_batch(tf.reduce_mean((shuffled - y) ** 2), (x, y), 6)
     assert said
+
+
+def normalised_and_recurrent(x, y):
+    hidden = tf.tensordot(x, weight("first", [4, 4]), 1)
+    mean, variance = tf.nn.moments(hidden, [0, 1])
+    return recurrent(tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3), y)
+
+
+@pytest.mark.law("L17", "L19")
+def test_a_loop_behind_batch_normalisation_is_computed_from_the_whole_batch_and_named(control_flow):
+    with warned("A loop or conditional behind batch normalisation is not split: that of '") as said:
+        ours = trained(normalised_and_recurrent, 6)
+    assert said
+    assert_same(ours, trained(normalised_and_recurrent), 5e-6)
