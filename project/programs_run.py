@@ -1,6 +1,7 @@
 """Run one public TensorFlow 1 program as it is and accumulating; a process of project/programs.py.
 
     python programs_run.py NAME FULL MICRO OUT             write what it shows to OUT
+    python programs_run.py NAME FULL SPLIT OUT split       write what it shows with `split_batch`
     python programs_run.py NAME FULL MICRO FOLDER killed   train, with checkpoints, and be killed in mid-cycle
     python programs_run.py NAME FULL MICRO FOLDER resumed  go on from the last checkpoint, and write how it ends
 
@@ -8,6 +9,7 @@ Each program is imported from a tree of its own repository: as it is for full ba
 project/public_programs for micro-batches.
 """
 
+import collections
 import contextlib
 import functools
 import json
@@ -18,11 +20,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
+from unittest import mock
 
 from tensorflow.core.protobuf import rewriter_config_pb2
 
+from accum.compat.v1 import _split_batch
 from accum.testing import _graph_equality as equality
+from accum.testing import order_updates
+from accum.testing._deviations import deviation, scale
 from accum.testing._order import unordered_variables
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -30,7 +37,7 @@ from public_programs import (
     PROGRAMS,  # noqa: E402
     _estimators,  # noqa: E402
 )
-from public_programs._program import MICRO, START, STEPS, K, is_tf2, tf, version  # noqa: E402
+from public_programs._program import MICRO, START, STEPS, K, Splitting, is_tf2, tf, version  # noqa: E402
 from public_programs._trees import furthest, imported_from, messages_of, only, summed_rows  # noqa: E402
 
 tf1 = tf.compat.v1
@@ -110,6 +117,105 @@ def measure(name, trees):
         save(ordered, first, in_reverse, paths[3])
         record.update(evaluation(name, trees[0], batches[0], paths))
     return record
+
+
+class InOrder(Program):
+    """A program that is trained as it is, and then once more with its updates in order."""
+
+    def put_in_order(self):
+        self._kept = None
+        order_updates(self.train_op)
+
+
+def measure_split(name, trees):
+    """What a program shows whose batch is split, beside its own full batch."""
+    with imported_from(trees[0]):
+        data = PROGRAMS[name].run()[0]
+    batches = equality.batches_of(data, K * MICRO, STEPS)
+    equality._placeholder = placeholder_of(PROGRAMS[name].unknown)
+    start = time.time()
+    own = InOrder(builder(name, trees, {}), batches[0], 1)
+    built = time.time() - start
+    first, wholes = own.first_values(), [[batch] for batch in batches]
+    by_chance = own.train(first, wholes)
+    own.put_in_order()
+    expected = own.train(first, wholes)
+    turned = own.train(first, [[tuple(array[::-1] for array in batch)] for batch in batches])
+    rounded = sorted(key for key in first if relative([key], turned, expected) > ROUNDING)
+    names = [key for key in first if key not in rounded]
+    start = time.time()
+    with splitting() as splits:
+        split = InOrder(builder(name, trees[1:] * 2, {}), batches[0], 1)
+    record = dict(what_is_split(splits), built=round(time.time() - start, 2), built_plain=round(built, 2))
+    as_it_is = split.train(first, wholes)
+    split.put_in_order()
+    ours = split.train(first, wholes)
+    record.update(
+        same_variables=list(split.variables) == list(own.variables),
+        agreement=relative(names, ours, expected),
+        as_it_is=relative(names, as_it_is, expected),
+        own_as_it_is=relative(names, by_chance, expected),
+        moved=furthest(only(own.trained, expected[-1:]), only(own.trained, [first])),
+        variables=len(names),
+        rounded=rounded,
+    )
+    return record
+
+
+def placeholder_of(unknown):
+    """Return a function that creates the placeholder for an array."""
+
+    def placeholder(array):
+        axes = [None] * (array.ndim - 1) if unknown else list(array.shape[1:])
+        return tf1.placeholder(array.dtype, None if unknown == "rank" else [None] + axes)
+
+    return placeholder
+
+
+def relative(names, ours, theirs):
+    """How far variables are off after any step, each in units of its largest value if that is above 1."""
+    pairs = [(one[name], other[name]) for one, other in zip(ours, theirs) for name in names]
+    return max(deviation(one, other) / scale(other) for one, other in pairs)
+
+
+class Splits(list):
+    """What `split_batch` found in a graph, one for each call, and the messages of its warnings."""
+
+    messages = frozenset()
+
+
+@contextlib.contextmanager
+def splitting():
+    """Let programs that are built split their batches. Yields the `Splits`."""
+    splits, join = Splits(), _split_batch._Split.join
+    Splitting.is_on, Splitting.calls = True, 0
+
+    def noted(split, recompute):
+        splits.append(split)
+        join(split, recompute)
+
+    with mock.patch.object(_split_batch._Split, "join", noted), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield splits
+        finally:
+            Splitting.is_on = False
+    splits.messages = messages_of(caught)
+
+
+def what_is_split(splits):
+    using, inside = (sum(len(ops) for ops in kind) for kind in zip(*(split._using() for split in splits)))
+    verdicts = [split._analysis.verdict(op.name) for split in splits for op in split._ops]
+    unruled = [kind for split in splits for kind in split._analysis.unruled]
+    return {
+        "calls": Splitting.calls,
+        "using": using,
+        "inside": inside,
+        "statistics": sum(len(split.statistics) for split in splits),
+        "operations": sum(verdict is not None for verdict in verdicts),
+        "unruled": dict(sorted(collections.Counter(unruled).items())),
+        "said": sorted(splits.messages),
+    }
 
 
 def run_from(program, session, start, parts):
@@ -245,6 +351,12 @@ def main(name, full, micro, out, what=None):
             leave_operations_as_they_are()
     trees = [full, micro]
     is_estimator = PROGRAMS[name].estimator is not None
+    if what == "split":
+        measures = (splitting, what_is_split, relative)
+        record = _estimators.measure_split(name, trees, *measures) if is_estimator else measure_split(name, trees)
+        with open(out, "w") as file:
+            json.dump({**record, "tensorflow": version}, file)
+        return
     if what is not None:
         (_estimators.in_process if is_estimator else in_process)(what, name, trees, out)
         return

@@ -195,6 +195,30 @@ def measure(name, trees, killed_and_resumed):
     }
 
 
+def measure_split(name, trees, splitting, what_is_split, relative):
+    """What a program that runs through an estimator shows with `split_batch`."""
+    own = Program(name, trees[0], 1)
+    by_chance, start = own.train()[0], own.path(0)
+    expected, losses = Program(name, trees[0], 1, is_ordered=True, start=start).train()
+    with splitting() as splits:
+        split = Program(name, trees[1], 1, start=start)
+        as_it_is = split.train()[0]
+    ours, split_losses = Program(name, trees[1], 1, is_ordered=True, start=start).train()
+    names = list(expected[0])
+    return {
+        **what_is_split(splits),
+        "said": sorted(set(split.warned)),
+        "same_variables": list(ours[0]) == names,
+        "agreement": relative(names, ours, expected),
+        "as_it_is": relative(names, as_it_is, expected),
+        "own_as_it_is": relative(names, by_chance, expected),
+        "mean_loss": float(max(abs(one - other) for one, other in zip(split_losses, losses))),
+        "moved": furthest(only(names, expected[-1:]), only(names, [values_in(start)])),
+        "variables": len(names),
+        "rounded": [],
+    }
+
+
 def resumption(name, trees, start, killed_and_resumed):
     """Return how a run ends that was killed and went on, and how many runs of its train op were in the checkpoint."""
     folder = tempfile.mkdtemp()

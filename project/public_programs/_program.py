@@ -28,7 +28,7 @@ class Program(NamedTuple):
     Attributes:
       repository: its owner and name on GitHub.
       what: what of it runs, for the page.
-      edits: {file: [(pattern, replacement, count)]}, what accumulation changes.
+      edits: {file: [(pattern, replacement, count)]}, what accumulation changes; None: it only runs with `split_batch`.
       run: a function that imports the program, and returns `(data, build)`: made-up arrays of `ROWS` examples, and a
         function `build(accum_steps, *batch)` that returns `(train op, loss)`; and, if it `evaluates`, a function
         `evaluate(*batch)` that returns what the program predicts or generates, a tensor or several. If it is that of
@@ -45,11 +45,14 @@ class Program(NamedTuple):
         what the unchanged one would restore.
       remaps: whether TensorFlow 2 may remap operations of its graph to fused ones.
       estimator: "Estimator" or "TPUEstimator", if it runs through one.
+      unknown: what is not known of the shapes of its placeholders: "" (of the number of examples alone), "axes" (how
+        long any axis is) or "rank".
+      line: {file: [(pattern, replacement, count)]}, the line of `split_batch`, where `build` does not call `split`.
     """
 
     repository: str
     what: str
-    edits: Edits
+    edits: Optional[Edits]
     run: Callable[[], Tuple[Tuple[Any, ...], Callable[..., Any]]]
     commit: str = "HEAD"
     inside: str = ""
@@ -62,6 +65,8 @@ class Program(NamedTuple):
     own_names: Optional[str] = None
     remaps: bool = True
     estimator: Optional[str] = None
+    line: Optional[Edits] = None
+    unknown: str = ""
 
 
 IMPORT = (r"\Aimport |^import ", "import accum.compat.v1\nimport ", 1)
@@ -106,6 +111,23 @@ def accumulated(optimizer, accum_steps, **options):
     import accum.compat.v1
 
     return accum.compat.v1.AccumOptimizer(optimizer, accum_steps, **options) if accum_steps > 1 else optimizer
+
+
+class Splitting:
+    """Whether `split` splits batches, and how often it has done so in the graph that is being built."""
+
+    is_on = False
+    calls = 0
+
+
+def split(loss, batch):
+    """Return the loss, of a batch that is split if a program is built for that, as its script would do it."""
+    if not Splitting.is_on:
+        return loss
+    import accum.compat.v1
+
+    Splitting.calls += 1
+    return accum.compat.v1.split_batch(loss, batch, MICRO)
 
 
 def classification(pooled, labels, name="head"):

@@ -16,6 +16,7 @@ from public_programs._program import (
     classification,
     integers,
     namespace,
+    split,
     stand_in,
     tf,
 )
@@ -44,6 +45,7 @@ def bert_classifier():
     def build(accum_steps, ids, labels):
         ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
         loss = run_classifier.create_model(config, False, ids, ones, zeros, labels, 3, False)[0]
+        loss = split(loss, (ids, labels))
         return optimization.create_optimizer(loss, 1e-2, 100, 2, False), loss
 
     def evaluate(ids, labels):
@@ -67,7 +69,8 @@ def bert_pretraining():
         masked = run_pretraining.get_masked_lm_output(config, outputs, table, positions, words, weights)[0]
         sentences = run_pretraining.get_next_sentence_output(config, model.get_pooled_output(), following)[0]
         if accum_steps == 1:
-            return optimization.create_optimizer(masked + sentences, 1e-2, 100, 2, False), masked + sentences
+            loss = split(masked + sentences, (ids, positions, words, weights, following))
+            return optimization.create_optimizer(loss, 1e-2, 100, 2, False), loss
         counts = [tf.reduce_sum(weights) + 1e-5, tf.shape(ids)[0]]
         return optimization.create_optimizer([masked, sentences], 1e-2, 100, 2, False, counts), masked + sentences
 
@@ -91,6 +94,7 @@ def albert(optimizer):
 
         def build(accum_steps, ids, labels):
             loss = classification(modeling.AlbertModel(config, False, ids).get_pooled_output(), labels)
+            loss = split(loss, (ids, labels))
             return optimization.create_optimizer(loss, 1e-2, 100, 2, False, optimizer=optimizer), loss
 
         return (integers(30, 8), integers(3)), build
@@ -107,6 +111,7 @@ def electra():
     def build(accum_steps, ids, labels):
         model = modeling.BertModel(config, False, ids, tf.ones_like(ids), tf.zeros_like(ids), scope="electra")
         loss = classification(model.get_pooled_output(), labels, "task_specific/head")
+        loss = split(loss, (ids, labels))
         return optimization.create_optimizer(loss, 1e-2, 100, warmup_steps=2, **rates), loss
 
     return (integers(30, 8), integers(3)), build
@@ -153,7 +158,7 @@ def xlnet():
         return function_builder.get_classification_loss(flags, features, 3, False)
 
     def build(accum_steps, ids, labels):
-        loss = outputs(ids, labels)[0]
+        loss = split(outputs(ids, labels)[0], (ids, labels))
         return model_utils.get_train_op(flags, loss)[0], loss
 
     return (integers(30, 8), integers(3)), build, lambda ids, labels: outputs(ids, labels)[2]
@@ -167,6 +172,7 @@ def bert_multi_gpu():
 
     def build(accum_steps, ids, labels):
         loss = classification(modeling.BertModel(config, False, ids).get_pooled_output(), labels)
+        loss = split(loss, (ids, labels))
         return custom_optimization.create_optimizer(loss, 1e-2, 100, 2), loss
 
     return (integers(30, 8), integers(3)), build
@@ -187,6 +193,7 @@ def nvidia_bert(optimizer):
             initial = tf.constant(1, tf.int64)  # at 0, its LAMB divides by zero
             tf.get_variable("global_step", initializer=initial, trainable=False, collections=collections)
             loss = classification(modeling.BertModel(config, False, ids).get_pooled_output(), labels)
+            loss = split(loss, (ids, labels))
             return optimization.create_optimizer(loss, 1e-2, 100, 2, optimizer_type=optimizer), loss
 
         return (integers(30, 8), integers(3)), build
@@ -204,7 +211,7 @@ def bert_ner():
         return models.create_model(config, False, ids, tf.ones_like(ids), tf.zeros_like(ids), labels, 4, False)
 
     def build(accum_steps, ids, labels):
-        loss = outputs(ids, labels)[0]
+        loss = split(outputs(ids, labels)[0], (ids, labels))
         return optimization.create_optimizer(loss, 1e-2, 100, 2, False), loss
 
     return (1 + integers(29, 8), integers(4, 8)), build, lambda ids, labels: outputs(ids, labels)[1::2]
@@ -300,6 +307,17 @@ PROGRAMS = {
             ],
         },
         run=tpu_estimator,
+        line={
+            "run_classifier.py": [
+                IMPORT,
+                (
+                    r"^      train_op = optimization",
+                    "      total_loss = accum.compat.v1.split_batch(total_loss, features, 2)\n"
+                    "      train_op = optimization",
+                    1,
+                ),
+            ]
+        },
         evaluates="`evaluate` and `predict`",
         estimator="TPUEstimator",
         note=THROUGH,
@@ -410,6 +428,17 @@ PROGRAMS = {
             ],
         },
         estimator,
+        line={
+            "bert_base/train/bert_lstm_ner.py": [
+                IMPORT,
+                (
+                    r"^            train_op = optimization",
+                    "            total_loss = accum.compat.v1.split_batch(total_loss, features, 2)\n"
+                    "            train_op = optimization",
+                    1,
+                ),
+            ]
+        },
         evaluates="`evaluate` and `predict`",
         estimator="Estimator",
         note=THROUGH,

@@ -5,7 +5,7 @@ import sys
 import types
 from unittest import mock
 
-from public_programs._program import MICRO, TF_IMPORT, Program, namespace, normal, stand_in, tf, tf1
+from public_programs._program import MICRO, TF_IMPORT, Program, namespace, normal, split, stand_in, tf, tf1
 
 
 def pix2pix():
@@ -128,7 +128,8 @@ def stylegan2():
         with mock.patch.object(tf, "random_normal", lambda _: latents):
             ours = loss.G_logistic_ns(generator, discriminator, None, data, MICRO)[0]
             theirs, penalty = loss.D_logistic_r1(generator, discriminator, None, data, MICRO, reals, labels)
-        return [(generator, tf.reduce_mean(ours)), (discriminator, tf.reduce_mean(theirs + penalty))]
+        means = split([tf.reduce_mean(ours), tf.reduce_mean(theirs + penalty)], (reals, latents))
+        return list(zip((generator, discriminator), means))
 
     def build(accum_steps, reals, latents):
         with tf.Session(), on_cpu():
@@ -156,6 +157,18 @@ PROGRAMS = {
         "`create_model`, with its generator, its discriminator and the optimizers of both",
         {"pix2pix.py": PIX2PIX},
         pix2pix,
+        line={
+            "pix2pix.py": [
+                TF_IMPORT,
+                (
+                    r'^    with tf\.name_scope\("discriminator_train"\):',
+                    "    discrim_loss, gen_loss = accum.compat.v1.split_batch("
+                    "(discrim_loss, gen_loss), (inputs, targets), 2)\n"
+                    '    with tf.name_scope("discriminator_train"):',
+                    1,
+                ),
+            ]
+        },
         splits=True,
         own_names="^(discriminator|generator)_loss",
         note="both networks are called once for each of the two losses, over the whole batch, whose statistics they "

@@ -16,6 +16,7 @@ from public_programs._program import (
     integers,
     namespace,
     normal,
+    split,
     stand_in,
     tf,
     tf1,
@@ -37,6 +38,7 @@ def tf_unet():
 
     def build(accum_steps, images, labels):
         net = network(images, labels)
+        net.cost = split(net.cost, (images, labels))
         trainer = unet.Trainer(net, optimizer="momentum", opt_kwargs={"momentum": 0.9, "learning_rate": 0.05})
         return trainer._get_optimizer(2, tf.Variable(0, name="global_step")), net.cost
 
@@ -58,6 +60,7 @@ def facenet():
         net = lambda x: tf.nn.l2_normalize(tf1.layers.dense(x, 4, name="net", reuse=tf1.AUTO_REUSE), 1)
         step = tf1.train.get_or_create_global_step()
         loss = program.triplet_loss(net(images), net(positive), net(negative), 2.0)
+        loss = split(loss, (images, positive, negative))
         tf1.add_to_collection("losses", loss)
         variables = tf1.trainable_variables()
         return program.train(loss, step, "MOM", 0.1, 0.9, variables, log_histograms=False), loss
@@ -99,6 +102,7 @@ def east():
 
         if accum_steps == 1:
             loss = loss_of(model.model(images, is_training=True), scores, geometry, masks)
+            loss = split(loss, (images, scores, geometry, masks))
             gradients = optimizer.compute_gradients(loss)
         else:
             import accum.compat.v1
@@ -160,7 +164,7 @@ def ssd():
         optimizer = tf_utils.configure_optimizer(namespace(optimizer="momentum", momentum=0.9), 2e-4)
         step = tf.train.get_or_create_global_step()
         if accum_steps == 1:
-            loss = loss_of(network(images), *labels)
+            loss = split(loss_of(network(images), *labels), (images, *labels))
             return optimizer.minimize(loss, step), loss
         import accum.compat.v1
 
@@ -239,6 +243,7 @@ def deeplab():
         raw_output = outputs(images)
         logits, known = labelled_pixels(prepare_label, raw_output, labels, 5)
         loss, weight = pixels_loss(logits, known, 5e-4), tf.to_float(tf.size(known))
+        loss = split(loss, (images, labels))
         rates = three_rates(lambda var: "fc" in var.name)
         gradients = tf.gradients(loss, sum(rates.values(), []))
         if accum_steps > 1:  # all of them, before one of the optimizers changes what the others' are computed from
@@ -285,7 +290,7 @@ def pspnet():
             "conv5_4",
         ]
         if accum_steps == 1:
-            loss = loss_of(outputs(images), images, labels)
+            loss = split(loss_of(outputs(images), images, labels), (images, labels))
             rates = three_rates(lambda var: var.name.split("/")[0] in fc)
             variables = sum(rates.values(), [])
             gradients = dict(zip(variables, tf.gradients(loss, variables)))
@@ -333,7 +338,7 @@ def h2g_net():
             return loss
 
         if accum_steps == 1:
-            loss = mean_loss(images, labels)
+            loss = split(mean_loss(images, labels), (images, labels))
             gradients = optimizer.compute_gradients(loss)
         else:
             import accum.compat.v1
@@ -427,6 +432,16 @@ PROGRAMS = {
         "`model_fn` of the segmentation of brains, a residual U-Net in 3-D",
         {"examples/applications/MRBrainS13_tissue_segmentation/train.py": UNET_3D},
         dltk,
+        line={
+            "examples/applications/MRBrainS13_tissue_segmentation/train.py": [
+                TF_IMPORT,
+                (
+                    r"^    loss = tf\.reduce_mean\(ce\)",
+                    "    loss = accum.compat.v1.split_batch(tf.reduce_mean(ce), (features['x'], labels['y']), 2)",
+                    1,
+                ),
+            ]
+        },
         splits=True,
         note='batch normalisation is that of the whole batch, by `value_and_gradients(…, whole_batch="batch_norm")`. '
         "Its summaries of predictions are left out. pandas and its reader of images are not installed; empty modules "

@@ -16,6 +16,7 @@ from public_programs._program import (
     integers,
     namespace,
     normal,
+    split,
     stand_in,
     tf,
 )
@@ -30,6 +31,7 @@ def gpt_2():
     def build(accum_steps, ids):
         logits = model.model(hparams=hparams, X=ids)["logits"]
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids[:, 1:], logits=logits[:, :-1]))
+        loss = split(loss, ids)
         optimizer = accumulated(tf.train.AdamOptimizer(learning_rate=1e-2), accum_steps)
         variables = [var for var in tf.trainable_variables() if "model" in var.name]
         return optimizer.apply_gradients(list(zip(tf.gradients(loss, variables), variables))), loss
@@ -171,7 +173,7 @@ def nematus():
         given = {"x": tf.transpose(source)[None], "x_mask": tf.transpose(source_mask), "y": tf.transpose(target)}
         given.update(y_mask=tf.transpose(target_mask), scores=None, index=None)
         with mock.patch.object(tf.compat.v1, "placeholder", lambda *_, name, **__: given[name]):
-            loss = Transformer(config).loss
+            loss = split(Transformer(config).loss, (source, source_mask, target, target_mask))
         step = tf.compat.v1.train.get_or_create_global_step()
 
         def clip(grads_and_vars):
@@ -210,7 +212,7 @@ def tensor2tensor():
         words = tf.gather(tf.get_variable("embedding", [30, 16]), ids)
         encoded = transformer_layers.transformer_encoder(words, tf.zeros([1, 1, 1, 6]), hparams)
         logits = common_layers.dense(tf.reduce_mean(encoded, 1), 3, name="head")
-        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        loss = split(tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits), (ids, labels))
         return optimize.optimize(loss, 1e-2, hparams), loss
 
     return (integers(30, 6), integers(3)), build
@@ -223,6 +225,7 @@ def openseq2seq():
     def build(accum_steps, inputs, labels):
         hidden = tf.layers.dense(inputs, 16, activation=tf.nn.relu, name="hidden")
         loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.layers.dense(hidden, 3, name="head"))
+        loss = split(loss, (inputs, labels))
         larc = {"larc_eta": 0.1, "larc_mode": "clip"}
         decayed = lambda step: tf.train.exponential_decay(0.1, step, 2, 0.5)
         return optimize_loss(loss, "Momentum", {"momentum": 0.9}, decayed, larc_params=larc), loss
@@ -250,7 +253,7 @@ def lingvo():
     def build(accum_steps, inputs, lengths, targets):
         step = py_utils.GetOrCreateGlobalStepVar()
         layer, outputs = network(inputs, lengths)
-        loss = tf.reduce_mean((outputs - targets) ** 2)
+        loss = split(tf.reduce_mean((outputs - targets) ** 2), (inputs, lengths, targets))
         params = learner.Learner.Params().Set(name="loss", learning_rate=1e-2, clip_gradient_norm_to_value=0.5)
         params.optimizer = optimizer.Adam.ParamsB()
         train_op, _ = params.cls(params).Apply(loss, layer.vars)
@@ -310,6 +313,16 @@ PROGRAMS = {
         "`model_fn` of `lm.modeling` with its Adafactor",
         {"lm/optimization_adafactor.py": GROVER, "lm/modeling.py": [WORDS]},
         grover,
+        line={
+            "lm/modeling.py": [
+                TF_IMPORT,
+                (
+                    r"^        total_loss = model\.lm_loss\(\)$",
+                    "        total_loss = accum.compat.v1.split_batch(model.lm_loss(), input_ids, 2)",
+                    1,
+                ),
+            ]
+        },
         note=MASKED,
         evaluates="probabilities of its `model_fn`",
     ),
@@ -328,6 +341,17 @@ PROGRAMS = {
             ]
         },
         transformer,
+        line={
+            "model.py": [
+                TF_IMPORT,
+                (
+                    r"^        optimizer = tf\.train\.AdamOptimizer\(lr\)",
+                    "        loss = accum.compat.v1.split_batch(loss, (xs[0], *ys[:2]), 2)\n"
+                    "        optimizer = tf.train.AdamOptimizer(lr)",
+                    1,
+                ),
+            ]
+        },
         note=MASKED,
         evaluates="words of `Transformer.eval`",
     ),
@@ -389,6 +413,17 @@ PROGRAMS = {
             ]
         },
         nmt,
+        line={
+            "nmt/model.py": [
+                IMPORT,
+                (
+                    r"^      # Gradients$",
+                    "      self.train_loss = accum.compat.v1.split_batch(self.train_loss, list(iterator[1:]), 2)\n"
+                    "      # Gradients",
+                    1,
+                ),
+            ]
+        },
         evaluates="words that it translates",
     ),
     "nematus": Program(
@@ -474,6 +509,17 @@ PROGRAMS = {
             ]
         },
         hierarchical_attention,
+        line={
+            "p1_HierarchicalAttention_model.py": [
+                TF_IMPORT,
+                (
+                    r"^(            self\.loss_val = self\.loss\(\))$",
+                    "            self.loss_val = accum.compat.v1.split_batch("
+                    "self.loss(), (self.input_x, self.input_y), 2)",
+                    1,
+                ),
+            ]
+        },
         subtree="a05_HierarchicalAttentionNetwork",
         evaluates="logits and `predictions`",
     ),

@@ -17,6 +17,7 @@ from public_programs._program import (
     integers,
     namespace,
     normal,
+    split,
     stand_in,
     tf,
     tf1,
@@ -72,7 +73,7 @@ def wavenet():
 
     def build(accum_steps, audio):
         model = WaveNetModel(tf.shape(audio)[0], *sizes, use_biases=True)
-        loss = model.loss(audio)
+        loss = split(model.loss(audio), audio)
         optimizer = accumulated(optimizer_factory["adam"](1e-2, 0.9), accum_steps)
         return optimizer.minimize(loss, var_list=tf.trainable_variables()), loss
 
@@ -120,7 +121,7 @@ def tensorpack():
         costs = []
 
         def kept(*batch):
-            costs.append(cost(*batch))
+            costs.append(split(cost(*batch), batch))
             return costs[-1]
 
         def optimizer():
@@ -208,6 +209,18 @@ PROGRAMS = {
         "`ppo2.model.Model` with `common.policies`",
         {"baselines/ppo2/model.py": [IMPORT, PPO]},
         ppo2,
+        line={
+            "baselines/ppo2/model.py": [
+                IMPORT,
+                (
+                    r"^        # UPDATE THE PARAMETERS USING LOSS",
+                    "        loss = accum.compat.v1.split_batch("
+                    "loss, (train_model.X, A, ADV, R, OLDNEGLOGPAC, OLDVPRED), 2)\n"
+                    "        # UPDATE THE PARAMETERS USING LOSS",
+                    1,
+                ),
+            ]
+        },
         note="gym is not installed; empty classes stand in for its spaces, and nothing is played",
         evaluates="what `act_model` does, and its values",
     ),
@@ -226,6 +239,21 @@ PROGRAMS = {
         "`create_optimizer`, `get_tower_results` with its recurrent model, and `average_gradients`",
         {},
         deepspeech,
+        line={
+            "deepspeech_training/train.py": [
+                (
+                    r"^import tensorflow\.compat\.v1 as tfv1",
+                    "import accum.compat.v1\nimport tensorflow.compat.v1 as tfv1",
+                    1,
+                ),
+                (
+                    r"^    avg_loss = tf\.reduce_mean\(input_tensor=total_loss\)",
+                    "    avg_loss = accum.compat.v1.split_batch("
+                    "tf.reduce_mean(input_tensor=total_loss), (batch_x, batch_seq_len), 2)",
+                    1,
+                ),
+            ]
+        },
         added=1,
         folder="training",
         note="`train` is one function around files of audio, so what it calls is called from here. Its decoder, "
@@ -255,6 +283,22 @@ PROGRAMS = {
             ]
         },
         sketch_rnn,
+        line={
+            "magenta/models/sketch_rnn/model.py": [
+                (
+                    r"^import tensorflow\.compat\.v1 as tf",
+                    "import accum.compat.v1\nimport tensorflow.compat.v1 as tf",
+                    1,
+                ),
+                (
+                    r"^      optimizer = tf\.train\.AdamOptimizer\(self\.lr\)",
+                    "      self.cost = accum.compat.v1.split_batch("
+                    "self.cost, (self.input_data, self.sequence_lengths, eps), 2)\n"
+                    "      optimizer = tf.train.AdamOptimizer(self.lr)",
+                    1,
+                ),
+            ]
+        },
         note="what it draws is given, so that a full batch and its micro-batches draw the same. `kl_tolerance` is 0: "
         "a larger one is compared with the mean over a batch, so a micro-batch may be on its other side. note_seq, "
         "which other models need, is not installed, so its packages import nothing by themselves",
@@ -274,6 +318,18 @@ PROGRAMS = {
             ]
         },
         maml,
+        line={
+            "maml.py": [
+                (r"^import tensorflow as tf", "import accum.compat.v1\nimport tensorflow as tf", 1),
+                (
+                    r"^                self\.gvs = gvs = optimizer",
+                    "                self.total_losses2 = accum.compat.v1.split_batch("
+                    "self.total_losses2, (self.inputa, self.inputb, self.labela, self.labelb), 2)\n"
+                    "                self.gvs = gvs = optimizer",
+                    1,
+                ),
+            ]
+        },
         evaluates="losses of validation after adapting",
     ),
     "tensorpack": Program(

@@ -1,0 +1,205 @@
+"""Detectors, depths, clouds of points and made-up images: programs that only run with `split_batch`."""
+
+import os
+from unittest import mock
+
+import numpy as np
+
+from public_programs._program import (
+    TF_IMPORT,
+    Program,
+    fed,
+    integers,
+    normal,
+    split,
+    stand_in,
+    tf,
+    uniform,
+)
+
+THIN = 16  # what the numbers of filters are divided by
+
+
+def yolov3():
+    stand_in("easydict", EasyDict=type("EasyDict", (dict,), {"__getattr__": dict.get, "__setattr__": dict.__setitem__}))
+    for name in ("cv2", "tqdm"):
+        stand_in(name, tqdm=iter)
+    os.makedirs(os.path.join("data", "classes"), exist_ok=True)
+    with open(os.path.join("data", "classes", "coco.names"), "w") as file:
+        file.write("cat\ndog\n")
+    from core import common, utils
+
+    whole = common.convolutional
+
+    def convolutional(input_data, filters_shape, *arguments, **options):
+        ends = [size // THIN if size % 32 == 0 else size for size in filters_shape[2:]]
+        return whole(input_data, (*filters_shape[:2], *ends), *arguments, **options)
+
+    common.convolutional = convolutional
+    import train
+
+    train.Dataset = lambda _: [None, None]
+    anchors = 0.5 + np.random.RandomState(1).uniform(size=(3, 3, 2)).astype("float32")
+    utils.get_anchors = lambda _: anchors
+    names = ("input_data", "label_sbbox", "label_mbbox", "label_lbbox", "sbboxes", "mbboxes", "lbboxes")
+
+    def build(accum_steps, *batch):
+        with fed(**dict(zip(names, batch)), training=tf.placeholder_with_default(True, None, "training")):
+            trained = train.YoloTrain()
+        return trained.train_op_with_all_variables, trained.loss
+
+    def labels(size):
+        label = uniform(size, size, 3, 7)
+        label[..., :4] *= 32
+        label[..., 4:] = label[..., 4:] < 0.3
+        return label
+
+    boxes = [32 * uniform(4, 4) for _ in range(3)]
+    return (uniform(64, 64, 3), labels(8), labels(4), labels(2), *boxes), build
+
+
+def monodepth():
+    from average_gradients import average_gradients
+    from monodepth_model import MonodepthModel, monodepth_parameters, slim
+
+    sizes = {"encoder": "vgg", "height": 128, "width": 128, "batch_size": 8, "num_threads": 1, "num_epochs": 1}
+    options = {"do_stereo": False, "wrap_mode": "border", "use_deconv": False, "full_summary": False}
+    weights = {"alpha_image_loss": 0.85, "disp_gradient_loss_weight": 0.1, "lr_loss_weight": 1.0}
+    whole = slim.conv2d
+
+    @slim.add_arg_scope
+    def conv2d(x, filters, *arguments, **options):
+        return whole(x, max(filters // THIN, 2), *arguments, **options)
+
+    def build(accum_steps, left, right):
+        # As in `train` of monodepth_main.py, which is one function around files of images, on two towers.
+        step = tf.Variable(0, trainable=False)
+        optimizer = tf.train.AdamOptimizer(1e-4)
+        parts = list(zip(tf.split(left, 2, 0), tf.split(right, 2, 0)))
+        gradients, losses = [], []
+        for index, (ours, theirs) in enumerate(parts):
+            with tf.variable_scope(tf.get_variable_scope()), mock.patch.object(slim, "conv2d", conv2d):
+                parameters = monodepth_parameters(**sizes, **options, **weights)
+                model = MonodepthModel(parameters, "train", ours, theirs, True if index else None, index)
+            losses.append(split(model.total_loss, (ours, theirs)))
+            gradients.append(optimizer.compute_gradients(losses[-1]))
+        return optimizer.apply_gradients(average_gradients(gradients), global_step=step), tf.reduce_mean(losses)
+
+    return (uniform(128, 128, 3), uniform(128, 128, 3)), build
+
+
+def pointnet():
+    stand_in("h5py")
+    from models import pointnet_cls
+
+    def build(accum_steps, points, labels):
+        # As in `train` of train.py, which is one function around files of points.
+        clouds, classes = tf.identity(points), tf.identity(labels)
+        clouds.set_shape([8, 16, 3])  # `placeholder_inputs` of a constant batch size
+        classes.set_shape([8])
+        batch = tf.Variable(0)
+        training = tf.placeholder_with_default(True, [])
+        with mock.patch.object(tf.nn, "dropout", lambda x, *_, **__: x):
+            predicted, ends = pointnet_cls.get_model(clouds, training, bn_decay=0.5)
+        loss = split(pointnet_cls.get_loss(predicted, classes, ends), (clouds, classes))
+        return tf.train.AdamOptimizer(1e-4).minimize(loss, global_step=batch), loss
+
+    return (normal(16, 3), integers(40)), build
+
+
+def dcgan():
+    for name in ("scipy.misc", "cv2", "PIL"):
+        stand_in(name, Image=None, imread=None)
+    import model as program
+
+    sizes = {"input_height": 16, "input_width": 16, "output_height": 16, "output_width": 16, "batch_size": 8}
+    sizes.update(z_dim=8, gf_dim=2, df_dim=2, c_dim=3, dataset_name="")
+
+    def build(accum_steps, images, latents):
+        gan = program.DCGAN.__new__(program.DCGAN)
+        gan.__dict__.update(sizes, y_dim=None, crop=True, max_to_keep=1)
+        for name in ("d_bn1", "d_bn2", "d_bn3", "g_bn0", "g_bn1", "g_bn2", "g_bn3"):
+            setattr(gan, name, program.batch_norm(name=name))
+        real = tf.identity(images)
+        real.set_shape([8, 16, 16, 3])  # its placeholder has a constant batch size
+        with fed(real_images=real, z=latents):
+            gan.build_model()
+        # As in `train`, which is one function around files of images.
+        gan.d_loss, gan.g_loss = split((gan.d_loss, gan.g_loss), (real, latents))
+        adam = {"learning_rate": 1e-4, "beta1": 0.5}
+        ours = tf.train.AdamOptimizer(**adam).minimize(gan.d_loss, var_list=gan.d_vars)
+        theirs = tf.train.AdamOptimizer(**adam).minimize(gan.g_loss, var_list=gan.g_vars)
+        return tf.group(ours, theirs), gan.d_loss
+
+    return (normal(16, 16, 3), normal(8)), build
+
+
+def autoencoder():
+    import vae
+
+    def build(accum_steps, images, noise):
+        with mock.patch.object(tf, "random_normal", lambda *_, **__: noise):
+            _, _, loss, _, _ = vae.autoencoder(images, images, 36, 4, 16, tf.constant(1.0))
+        # As in `run_main.py`, which is one function around files of images.
+        loss = split(loss, (images, noise))
+        return tf.train.AdamOptimizer(1e-3).minimize(loss), loss
+
+    return (uniform(36), normal(4)), build
+
+
+CONSTANT = "its placeholders have a constant batch size, on which the shapes of its layers depend"
+
+PROGRAMS = {
+    "yolov3": Program(
+        "YunYang1994/tensorflow-yolov3",
+        "`YoloTrain`: batch normalisation in conditionals, averages of the weights and a counter of its own",
+        None,
+        yolov3,
+        unknown="rank",
+        line={
+            "train.py": [
+                TF_IMPORT,
+                (
+                    r"^(?=            self\.model = YOLOV3)",
+                    "            self.input_data.set_shape([None, None, None, 3])\n",
+                    1,
+                ),
+                (
+                    r"^(?=        with tf\.name_scope\('learn_rate'\))",
+                    "        self.loss = accum.compat.v1.split_batch(self.loss, self.input_data, 2)\n",
+                    1,
+                ),
+            ]
+        },
+        note="detects objects. Each layer has a sixteenth of its filters. OpenCV, easydict and tqdm are not installed; "
+        "empty modules stand in for them",
+    ),
+    "monodepth": Program(
+        "mrharicot/monodepth",
+        "`MonodepthModel` on two towers, with `average_gradients`",
+        None,
+        monodepth,
+        note="each layer has a sixteenth of its filters",
+    ),
+    "pointnet": Program(
+        "charlesq34/pointnet",
+        "`models.pointnet_cls`: clouds of points, batch normalisation by hand in conditionals",
+        None,
+        pointnet,
+        note=CONSTANT,
+    ),
+    "dcgan": Program(
+        "carpedm20/DCGAN-tensorflow",
+        "`DCGAN.build_model` with batch normalisation in place, and both optimizers",
+        None,
+        dcgan,
+        note=CONSTANT,
+    ),
+    "vae": Program(
+        "hwalsuklee/tensorflow-mnist-VAE",
+        "`vae.autoencoder`, and the optimizer of `run_main.py`",
+        None,
+        autoencoder,
+        note="what it draws is given",
+    ),
+}
