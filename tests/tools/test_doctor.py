@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import accum
-from accum._cli.doctor import checks, command, installed, matrix, trial
+from accum._cli.doctor import checks, command, environment, matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -86,10 +86,10 @@ def test_an_unsupported_version_is_named_with_the_nearest_supported(version, tmp
     (tmp_path / "tensorflow.py").write_text(f"__version__ = {version!r}")
     report = examine(tmp_path, alone)
     assert report["verdict"] == "not supported"
-    assert report["environment"] == f"py{PYTHON.replace('.', '')}-tf{installed.minor(version)}"
+    assert report["environment"] == f"py{PYTHON.replace('.', '')}-tf{matrix.minor(version)}"
     ((what, change),) = problems(report)
     assert what.startswith(f"TensorFlow {version} is not supported")
-    newer = [tf_version for tf_version in VERSIONS_HERE if installed.release(tf_version) >= installed.release(version)]
+    newer = [tf_version for tf_version in VERSIONS_HERE if matrix.release(tf_version) >= matrix.release(version)]
     nearest = newer[0] if newer else VERSIONS_HERE[-1]
     assert re.search(r"tf{0}\.txt|=={0}\.\*".format(re.escape(nearest)), change)
 
@@ -145,7 +145,7 @@ def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
 def test_an_import_that_hangs_ends_and_says_so(tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert trial.run(0.5).error == "the import did not finish within 0.5 seconds"
+    assert environment.trial(0.5).error == "the import did not finish within 0.5 seconds"
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_this_environment_is_supported():
     assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
     assert report["environment"].startswith(f"py{PYTHON.replace('.', '')}-tf")
     with open(report["constraints"]) as file:  # it exists on this machine, and pins this version
-        assert f"\ntensorflow=={installed.minor(report['tensorflow'])}" in file.read()
+        assert f"\ntensorflow=={matrix.minor(report['tensorflow'])}" in file.read()
     assert report["constraints"] in report["install"].replace('"', "")
 
 
@@ -205,7 +205,7 @@ def test_this_environment_is_supported():
 def diagnose(packages, system="linux", python="3.11.7", bits=64, environ=(), **said):
     """The report on an environment of these packages ({name: version}), in which everything imports."""
     holder = next((packages[name] for name in checks.DISTRIBUTIONS if name in packages), None)
-    tried = trial.Trial(holder, None, "/site-packages/tensorflow/__init__.py", "done", None)._replace(**said)
+    tried = environment.Trial(None, "done", holder, file="/site-packages/tensorflow/__init__.py")._replace(**said)
     return command.diagnosis(checks.Case(tried, system, python, bits, dict(packages), dict(environ)))
 
 
@@ -360,7 +360,7 @@ def test_of_two_copies_of_a_package_the_one_that_python_imports_is_read(tmp_path
     for folder, version in (("first", "2.10.0"), ("second", "2.15.1")):
         (tmp_path / folder).mkdir()
         add_package(tmp_path / folder, "Tensor_Flow", version)
-    assert installed.packages([str(tmp_path / "first"), str(tmp_path / "second"), "nowhere"]) == {
+    assert environment.packages([str(tmp_path / "first"), str(tmp_path / "second"), "nowhere"]) == {
         "tensor-flow": "2.10.0"
     }
 

@@ -4,19 +4,15 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from accum._cli.doctor import installed, matrix
+from accum._cli.doctor import matrix
 
 
 class Finding(NamedTuple):
-    """`level` is "problem" (the environment is unsupported or broken) or "warning"; `change` is None if unknown."""
+    """`change` is None if unknown; `level` is "problem" (the environment is unsupported or broken) or "warning"."""
 
-    level: str
     what: str
-    change: Optional[str]
-
-
-def problem(what, change=None):
-    return Finding("problem", what, change)
+    change: Optional[str] = None
+    level: str = "problem"
 
 
 VARIANTS = ("tensorflow-intel", "tensorflow-macos", "tensorflow-cpu-aws")
@@ -33,29 +29,24 @@ DISTRIBUTIONS = (
 class Case:
     """An environment, the result of the trial import in it, and what follows from both.
 
-    `system` is as named in the matrix, `python` such as "3.11.7", `packages` as returned by `installed.packages`.
+    `system` is as named in the matrix, `python` such as "3.11.7", `packages` as returned by `environment.packages`.
     """
 
     def __init__(self, trial, system, python, bits, packages, environ):
         self.trial, self.system, self.python_version, self.bits, self.packages = trial, system, python, bits, packages
         self.distributions = {name: packages[name] for name in DISTRIBUTIONS if name in packages}
         self.version = trial.version or next(iter(self.distributions.values()), None)
-        self.tensorflow = installed.minor(self.version) if self.version else None
-        self.python = installed.minor(python)
-        self.is_known = self.tensorflow in matrix.VERSIONS
-        self.is_in_matrix = self.is_known and self.python in matrix.pythons(self.tensorflow, system)
+        self.tensorflow = matrix.minor(self.version) if self.version else None
+        self.python = matrix.minor(python)
+        self.is_in_matrix = self.python in matrix.pythons(self.tensorflow, system)
         self.wants_keras_2 = environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # as TensorFlow reads it
-
-    def env_name(self):
-        """The name of the environment in tox.ini, or the name it would have there."""
-        keras_2 = self.wants_keras_2 and self.is_known
-        return self.tensorflow and matrix.env_name(self.python, self.tensorflow, keras_2)
+        self.name = self.tensorflow and matrix.env_name(self.python, self.tensorflow, self.wants_keras_2)
 
     def install(self, options=""):
         """The command that installs this TensorFlow with its pins, or the nearest that supports this Python."""
         versions = matrix.versions(self.python, self.system)
-        ours = installed.release(self.tensorflow or "")
-        newer = [version for version in versions if ours and installed.release(version) >= ours]
+        ours = matrix.release(self.tensorflow or "")
+        newer = [version for version in versions if ours and matrix.release(version) >= ours]
         if not versions:
             return None
         version = (newer or versions[-1:])[0]
@@ -85,20 +76,20 @@ def findings(case):
 def _combination(case):
     python, system = case.python, case.system
     if case.bits != 64:
-        yield problem(f"This Python has {case.bits} bits; TensorFlow needs 64.", "install a 64-bit Python")
+        yield Finding(f"This Python has {case.bits} bits; TensorFlow needs 64.", "install a 64-bit Python")
     if system not in matrix.SYSTEMS:
         supported = ", ".join(matrix.SYSTEMS.values())
-        yield problem(f"This system, {system}, is not supported. Supported are: {supported}.")
+        yield Finding(f"This system, {system}, is not supported. Supported are: {supported}.")
     elif not matrix.versions(python, system):
         pythons = {python for version in matrix.VERSIONS for python in matrix.pythons(version, system)}
-        first, *_, last = sorted(pythons, key=installed.release)
-        yield problem(f"No supported TensorFlow runs on Python {python} here.", f"use Python {first} to {last}")
+        first, *_, last = sorted(pythons, key=matrix.release)
+        yield Finding(f"No supported TensorFlow runs on Python {python} here.", f"use Python {first} to {last}")
     elif case.tensorflow is None and case.trial.stage == "tensorflow":
-        yield problem("TensorFlow is not installed.", case.install())
+        yield Finding("TensorFlow is not installed.", case.install())
     elif not case.is_in_matrix:
         there = ", ".join(matrix.pythons(case.tensorflow, system))
         said = f"TensorFlow {case.version} is not supported on {matrix.SYSTEMS[system]} with Python {python}."
-        yield problem(f"{said} It runs on Python {there}." if there else said, case.install())
+        yield Finding(f"{said} It runs on Python {there}." if there else said, case.install())
 
 
 def _rivals(case):
@@ -109,10 +100,10 @@ def _rivals(case):
         removal = "python -m pip uninstall -y " + " ".join(rivals)
         level = "warning" if len(set(rivals.values())) == 1 else "problem"
         change = " && ".join(part for part in (removal, case.install()) if part)
-        yield Finding(level, f"{names} are installed over each other. They share the same files.", change)
-    elif rivals and case.trial.version and installed.minor(next(iter(rivals.values()))) != case.tensorflow:
+        yield Finding(f"{names} are installed over each other. They share the same files.", change, level)
+    elif rivals and case.trial.version and matrix.minor(next(iter(rivals.values()))) != case.tensorflow:
         said = f"The package metadata say {names}, but Python imports {case.trial.version} ({case.trial.file})."
-        yield problem(said, "remove the one that you do not want, or its folder from PYTHONPATH")
+        yield Finding(said, "remove the one that you do not want, or its folder from PYTHONPATH")
 
 
 NAMES = {"tensorflow": "TensorFlow", "keras": "TensorFlow's Keras", "accum": "accum"}
@@ -140,15 +131,15 @@ CRASHES = (
 
 def _import(case):
     error, stage = case.trial.error, case.trial.stage
-    if error is None or (case.tensorflow is None and "No module named 'tensorflow'" in error):
+    if error is None or stage == "accum" and not case.is_in_matrix:  # which is reported, and rightly refused
         return
-    if stage == "accum" and not case.is_in_matrix:
-        return  # already reported, and rightly refused
+    if case.tensorflow is None and "No module named 'tensorflow'" in error:
+        return
     what = f"{NAMES[stage]} cannot be imported: {error.rstrip('.')}."
     reason, change = next((row[1:] for row in CRASHES if re.search(row[0], error)), (None, None))
     if "accum needs" in what:  # and says what to change
-        yield problem(what)
+        yield Finding(what)
     elif change and case.is_in_matrix:
-        yield problem(f"{what} Cause: {reason}.", change)
+        yield Finding(f"{what} Cause: {reason}.", change)
     else:
-        yield problem(what, case.install("--force-reinstall"))
+        yield Finding(what, case.install("--force-reinstall"))

@@ -7,7 +7,7 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import checks, installed, matrix, trial
+from accum._cli.doctor import checks, environment
 
 SECONDS = 300  # that importing TensorFlow may take
 
@@ -34,11 +34,11 @@ def perform(arguments):
 def this_case():
     """The environment of this process, found without importing any package here."""
     return checks.Case(
-        trial.run(SECONDS),
+        environment.trial(SECONDS),
         system(sys.platform, platform.machine()),
         platform.python_version(),
         8 * struct.calcsize("P"),
-        installed.packages(),
+        environment.packages(),
         os.environ,
     )
 
@@ -46,10 +46,8 @@ def this_case():
 def system(name, machine):
     """The name of a system in the matrix, or the name it would have there."""
     machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(machine.lower(), machine.lower())
-    if name == "darwin":
-        return "macos-" + machine
-    name = {"win32": "windows"}.get(name, name)
-    return name if machine == "x86_64" else f"{name}-{machine}"
+    name = {"darwin": "macos", "win32": "windows"}.get(name, name)
+    return name if machine == "x86_64" and name != "macos" else f"{name}-{machine}"
 
 
 def diagnosis(case):
@@ -59,32 +57,25 @@ def diagnosis(case):
     is_broken = case.is_in_matrix and case.trial.error is not None
     return {
         "verdict": "broken" if is_broken else "not supported" if has_problem else "supported",
-        "environment": case.env_name(),
+        "environment": case.name,
         "accum": accum.__version__,
         "system": case.system,
         "python": case.python_version,
         "tensorflow": case.version,
         "distributions": case.distributions,
         "keras": case.trial.keras or case.packages.get("tf-keras" if case.wants_keras_2 else "keras"),
-        "constraints": checks.constraints(case.tensorflow) if case.is_known else None,
+        "constraints": checks.constraints(case.tensorflow),
         "install": case.install(),
         "findings": [dict(finding._asdict()) for finding in findings],
     }
 
 
 def text(report):
-    """The report as text."""
-    names = ", ".join("{} {}".format(*pair) for pair in sorted(report["distributions"].items()))
-    rows = [
-        ("environment", report["environment"]),
-        ("system", matrix.SYSTEMS.get(report["system"], report["system"])),
-        ("Python", report["python"]),
-        ("TensorFlow", f"{report['tensorflow']} ({names or 'no metadata'})" if report["tensorflow"] else "not found"),
-        ("Keras", report["keras"]),
-        ("pins", report["constraints"]),
-    ]
+    """The report as text, in the words of `--json`."""
     lines = [f"accum {report['accum']}: this environment is {report['verdict']}.", ""]
-    lines += [f"  {name:<13}{value}" for name, value in rows if value]
+    shown = dict(report, distributions=", ".join("{}=={}".format(*pair) for pair in report["distributions"].items()))
+    names = ("environment", "system", "python", "tensorflow", "distributions", "keras", "constraints")
+    lines += [f"  {name:<15}{shown[name]}" for name in names if shown[name]]
     for finding in report["findings"]:
         lines += ["", f"{finding['level'].capitalize()}: {finding['what']}"]
         lines += [f"  Change: {finding['change']}"] if finding["change"] else []

@@ -3,29 +3,21 @@
 The scripts of project/ read it too; a test compares it with the environments of tox.ini.
 """
 
-PYTHONS = {
-    "1.15": ("3.6", "3.7"),
-    "2.2": ("3.6", "3.7", "3.8"),
-    "2.3": ("3.6", "3.7", "3.8"),
-    "2.4": ("3.6", "3.7", "3.8"),
-    "2.5": ("3.6", "3.7", "3.8", "3.9"),
-    "2.6": ("3.6", "3.7", "3.8", "3.9"),
-    "2.7": ("3.7", "3.8", "3.9"),
-    "2.8": ("3.7", "3.8", "3.9", "3.10"),
-    "2.9": ("3.7", "3.8", "3.9", "3.10"),
-    "2.10": ("3.7", "3.8", "3.9", "3.10"),
-    "2.11": ("3.7", "3.8", "3.9", "3.10"),
-    "2.12": ("3.8", "3.9", "3.10", "3.11"),
-    "2.13": ("3.8", "3.9", "3.10", "3.11"),
-    "2.14": ("3.9", "3.10", "3.11"),
-    "2.15": ("3.9", "3.10", "3.11"),
-    "2.16": ("3.9", "3.10", "3.11", "3.12"),
-    "2.17": ("3.9", "3.10", "3.11", "3.12"),
-    "2.18": ("3.9", "3.10", "3.11", "3.12"),
-    "2.19": ("3.9", "3.10", "3.11", "3.12"),
-    "2.20": ("3.9", "3.10", "3.11", "3.12", "3.13"),
-    "2.21": ("3.10", "3.11", "3.12", "3.13"),
+import re
+
+_PYTHONS = {
+    "1.15": "3.6 3.7",
+    "2.2 2.3 2.4": "3.6 3.7 3.8",
+    "2.5 2.6": "3.6 3.7 3.8 3.9",
+    "2.7": "3.7 3.8 3.9",
+    "2.8 2.9 2.10 2.11": "3.7 3.8 3.9 3.10",
+    "2.12 2.13": "3.8 3.9 3.10 3.11",
+    "2.14 2.15": "3.9 3.10 3.11",
+    "2.16 2.17 2.18 2.19": "3.9 3.10 3.11 3.12",
+    "2.20": "3.9 3.10 3.11 3.12 3.13",
+    "2.21": "3.10 3.11 3.12 3.13",
 }
+PYTHONS = {version: tuple(_PYTHONS[names].split()) for names in _PYTHONS for version in names.split()}
 """The Pythons for which each TensorFlow version has wheels on Linux x86_64, from the oldest to the newest."""
 
 VERSIONS = tuple(PYTHONS)
@@ -39,22 +31,21 @@ SYSTEMS = {
 }
 """The systems of the matrix, by their names in results."""
 
-_INTEL_MAC_ENDS, _ARM_LINUX_BEGINS, _ARM_MAC_BEGINS = "2.16", "2.10", "2.5"
+_FIRST_AND_LAST = {
+    "linux-arm64": ("2.10", VERSIONS[-1]),
+    "macos-x86_64": (VERSIONS[0], "2.16"),
+    "macos-arm64": ("2.5", VERSIONS[-1]),
+}
+"""For systems that do not have all versions."""
 
 
 def pythons(version, system="linux"):
     """The Pythons on which a TensorFlow version is supported; () for one, or a system, outside the matrix."""
-    if version not in PYTHONS or system not in SYSTEMS:
+    first, last = _FIRST_AND_LAST.get(system, (VERSIONS[0], VERSIONS[-1]))
+    if version not in PYTHONS or system not in SYSTEMS or is_after(first, version) or is_after(version, last):
         return ()
-    if system == "macos-x86_64" and is_after(version, _INTEL_MAC_ENDS):
-        return ()
-    if system == "linux-arm64" and is_after(_ARM_LINUX_BEGINS, version):
-        return ()
-    if system == "macos-arm64":
-        is_there = not is_after(_ARM_MAC_BEGINS, version)
-        missing = ("3.6", "3.7", "3.10") if version == "2.8" else ("3.6", "3.7")
-        return tuple(python for python in PYTHONS[version] if is_there and python not in missing)
-    return PYTHONS[version]
+    missing = () if system != "macos-arm64" else ("3.6", "3.7", "3.10") if version == "2.8" else ("3.6", "3.7")
+    return tuple(python for python in PYTHONS[version] if python not in missing)
 
 
 def versions(python, system="linux"):
@@ -63,7 +54,7 @@ def versions(python, system="linux"):
 
 
 def is_after(version, other):
-    return VERSIONS.index(version) > VERSIONS.index(other)
+    return release(version) > release(other)
 
 
 def has_keras_3(version):
@@ -79,3 +70,14 @@ def env_name(python, version, keras_2=False):
 def distribution(version, system):
     """The distribution that pip must install to get a TensorFlow version on a system."""
     return "tensorflow-macos" if system == "macos-arm64" and not is_after(version, "2.12") else "tensorflow"
+
+
+def release(version):
+    """The numbers of a version: (2, 15, 0) for "2.15.0rc1"."""
+    numbers = re.match(r"\D*(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in numbers.group(1).split(".")) if numbers else ()
+
+
+def minor(version):
+    """The minor version of a release of TensorFlow, Keras or Python: "2.15" for "2.15.0"."""
+    return ".".join(str(part) for part in release(version)[:2])

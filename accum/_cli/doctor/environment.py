@@ -1,4 +1,4 @@
-"""Import TensorFlow in a separate process, which may crash or hang without harm."""
+"""What is installed, and whether it can be imported: in a separate process, which may crash or hang without harm."""
 
 import json
 import os
@@ -6,17 +6,33 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Dict, NamedTuple
+
+
+def packages(path=None) -> Dict[str, str]:
+    """{name: version} on a module search path, as Python would import them.
+
+    The names of folders say both. `importlib.metadata` starts with Python 3.8.
+    """
+    found: Dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        try:
+            entries = sorted(os.listdir(folder or os.getcwd()))
+        except OSError:  # a zip file, or a missing folder
+            continue
+        for distribution in filter(None, (re.match(r"(.+?)-(\d.*)\.dist-info$", entry) for entry in entries)):
+            found.setdefault(re.sub(r"[-_.]+", "-", distribution.group(1)).lower(), distribution.group(2))
+    return found
 
 
 class Trial(NamedTuple):
     """`stage` is what was imported last: "tensorflow", "keras" or "accum", or else "done"; `error` says what failed."""
 
-    version: Any
-    keras: Any
-    file: Any
-    stage: Any
     error: Any
+    stage: Any = "tensorflow"
+    version: Any = None
+    keras: Any = None
+    file: Any = None
 
 
 _MARK = "accum doctor: "
@@ -34,7 +50,7 @@ say(stage="done")
 """
 
 
-def run(timeout):
+def trial(timeout):
     """Import TensorFlow, then its Keras, then accum, for `timeout` seconds at most."""
     process = subprocess.Popen(
         [sys.executable] + _flags() + ["-c", _CODE.format(mark=_MARK)],
@@ -49,10 +65,10 @@ def run(timeout):
         process.kill()
         output, complaints = process.communicate()
         error = f"the import did not finish within {timeout:g} seconds"
-    result = {"stage": "tensorflow"}
+    result: Dict[str, str] = {}
     for said in re.findall(f"(?m)^{_MARK}(.+?)\r?$", output.decode("utf-8", "replace")):
         result.update(json.loads(said))
-    return Trial(**dict({name: result.get(name) for name in Trial._fields}, error=error))
+    return Trial(error, **result)
 
 
 def _flags():
