@@ -242,7 +242,7 @@ def test_evaluation_and_prediction_tell_nothing_of_batches_that_are_not_split(re
 def test_batches_of_a_dataset_are_compared_as_a_replica_has_them(recwarn, size, is_said):
     with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
         model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
     model.fit(tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(8), verbose=0)
     assert len([one for one in recwarn if "No batch is split" in str(one.message)]) == is_said
 
