@@ -233,16 +233,6 @@ def test_no_forward_pass_has_more_examples_than_a_micro_batch(eagerly):
     assert Counting.seen == 2 * [4, 8, 8, 4, 8, 8, 4]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
-def test_evaluation_and_prediction_are_those_of_the_whole_batch(eagerly):
-    plain, ours = filled(one_to_one()), split(filled(one_to_one()), 3)
-    for model in (plain, ours):
-        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eagerly or model is plain, **JIT)
-    np.testing.assert_allclose(ours.predict(X, batch_size=BATCH), plain.predict(X, batch_size=BATCH), atol=2e-6)
-    np.testing.assert_allclose(ours.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=2e-5)
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Together with everything else
 
@@ -528,18 +518,6 @@ def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
-def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
-    data = {"x": X[:40], "y": Y[:40]}
-    plain = trained(filled(one_to_one()), data, fit_with={"batch_size": 40})
-    model = split(filled(one_to_one()), 8, accum_steps=2)
-    ours = trained(model, data, {"run_eagerly": eagerly}, {"batch_size": 20})
-    assert_near(ours[0], plain[0], rtol=2e-5, atol=2e-5)
-    assert model.micro_batch_size == 8
-    assert int(model.optimizer.iterations) == EPOCHS
-
-
-@pytest.mark.slow
 def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     seen = []
 
@@ -556,16 +534,6 @@ def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     )
     assert_same(ours, plain)
     assert seen
-
-
-@pytest.mark.slow
-@pytest.mark.tf("2.4", because="clips in `fit` before 2.4")
-def test_clipping_by_the_inner_optimizer_is_of_the_batch():
-    clipping = lambda: tf.keras.optimizers.SGD(0.5, clipnorm=0.1)
-    assert_same(
-        trained(split(filled(one_to_one())), {"x": X, "y": Y}, optimizer=clipping),
-        trained(filled(one_to_one()), {"x": X, "y": Y}, optimizer=clipping),
-    )
 
 
 @pytest.mark.slow
@@ -728,18 +696,11 @@ class OwnLoopWithEdges(OwnTrainStep):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
-@pytest.mark.parametrize("size", [0, -1, 2.5, "4", True, [8]])
-def test_a_size_that_is_none_is_refused(size):
-    with pytest.raises((TypeError, ValueError), match="`micro_batch_size` must be an int >= 1, 'auto' or None"):
-        split(one_to_one(), size)
-
-
-@pytest.mark.slow
-def test_the_size_is_in_the_config_and_is_shown():
-    model = split(one_to_one(), 8)
+def test_the_size_and_the_whole_batch_are_in_the_config_and_the_size_is_shown():
+    model = split(one_to_one(), 8, whole_batch=["batch_norm"])
     again = type(model).from_config(model.get_config())
     assert again.micro_batch_size == model.micro_batch_size == 8
+    assert tuple(again.get_config()["accumulation"]["whole_batch"]) == ("batch_norm",)
     assert accum.GradientAccumulateModel.from_model(one_to_one(), accum_steps=2).micro_batch_size is None
     assert "micro_batch_size=8" in repr(model)
 
@@ -763,42 +724,12 @@ def test_a_saved_model_splits_its_batches_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_replica_splits_its_part():
-    def run(wrap):
-        with mirrored().scope():
-            model = wrap(filled(one_to_one()))
-            model.compile(tf.keras.optimizers.Adam(0.05), "mse", metrics=["mae"], **JIT)
-        logs = model.fit(X[:40], Y[:40], batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
-        return model.get_weights(), logs, []
-
-    assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
-
-
-@pytest.mark.slow
 def test_synchronized_batch_normalization_is_refused():
     with mirrored().scope():
         model = split(normalized(accum.AccumBatchNormalization(synchronized=True)), whole_batch=())
         model.compile("sgd", "mse", **JIT)
     with pytest.raises(ValueError, match="synchronized over replicas"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
-
-
-@pytest.mark.slow
-@pytest.mark.tf("2.4", because="the policies of 2.2 and 2.3 are experimental")
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_sixteen_bits_are_summed_in_thirty_two(policy):
-    """The gradients of 16-bit micro-batches are within their rounding of those of the batch, and take one verdict."""
-    set_policy = tf.keras.mixed_precision.set_global_policy
-    set_policy(policy)
-    try:
-        data = {"x": X, "y": Y}
-        sgd = lambda: tf.keras.optimizers.SGD(0.1)
-        plain, model = trained(filled(one_to_one()), data, optimizer=sgd), split(filled(one_to_one()))
-        ours = trained(model, data, optimizer=sgd)
-    finally:
-        set_policy("float32")
-    assert_near(ours[0], plain[0], atol=4e-3)
-    assert int(model.optimizer.iterations) == len(plain[2]) or policy == "mixed_float16"
 
 
 @pytest.mark.slow

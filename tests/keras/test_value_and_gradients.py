@@ -6,7 +6,6 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
-from equality import assert_near
 from optimizers import mainly
 from replicas import RUN, mirrored
 from versions import IS_WINE, XLA_ENDS
@@ -312,37 +311,6 @@ def test_16_bit_variables_are_summed_in_32_bits(way):
     value, (grad,) = WAYS[way](run)()
     assert value.dtype == grad.dtype == tf.float16
     np.testing.assert_array_equal(np.array(grad), np.float16([2112.0 / 65.0]))
-
-
-@pytest.mark.slow
-@pytest.mark.law("L18")
-@pytest.mark.parametrize("way", ["eager", "function"])
-def test_a_keras_model_trains_as_by_the_full_batch(way):
-    def trained(size):
-        tf.random.set_seed(1)
-        inputs = tf.keras.Input([4])
-        hidden = tf.keras.layers.Dense(5, "tanh", kernel_initializer=tf.keras.initializers.Constant(0.2))(inputs)
-        model = tf.keras.Model(inputs, tf.keras.layers.Dense(2, kernel_initializer="ones")(hidden))
-        optimizer, error = tf.keras.optimizers.Adam(0.01), tf.keras.losses.MeanSquaredError()
-        loss = lambda x, y: error(y, model(x, training=True))
-
-        def step(x, y):
-            if size is None:
-                with tf.GradientTape() as tape:
-                    value = loss(x, y)
-                grads = tape.gradient(value, model.trainable_variables)
-            else:
-                value, grads = accum.value_and_gradients(loss, (x, y), model.trainable_variables, size)
-            optimizer.apply_gradients(zip(grads, model.trainable_variables))
-            return value
-
-        run = WAYS[way](step)
-        values = [float(run(tf.constant(X), tf.constant(Y))) for _ in range(5)]
-        return values, model.get_weights()
-
-    (values, weights), (our_values, our_weights) = trained(None), trained(3)
-    np.testing.assert_allclose(our_values, values, rtol=2e-5)
-    assert_near(our_weights, weights)
 
 
 @pytest.mark.slow
