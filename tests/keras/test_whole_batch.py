@@ -146,6 +146,50 @@ def replaced():
     return accum.replace_batchnorm_layers(small(), accum_steps=1)
 
 
+def tied():
+    """A weight that is used before and behind a barrier, there by a function."""
+    inputs = tf.keras.Input((3,))
+    first = layers.Dense(3, use_bias=False)
+    hidden = layers.BatchNormalization()(first(inputs))
+    outputs = layers.Lambda(lambda values: tf.matmul(values, tf.convert_to_tensor(first.kernel)))(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2)(outputs))
+
+
+def almost_constant():
+    """Small variances, to which the fused kernel of Keras 2 adds more than a small epsilon."""
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = layers.Conv2D(2, 1, use_bias=False)(layers.Lambda(lambda values: 0.003 * values)(inputs))
+    hidden = layers.BatchNormalization(epsilon=1e-7)(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.GlobalMaxPooling2D()(hidden)))
+
+
+def in_inference_mode():
+    """Batch normalisation that the model was built to run in inference, which Keras 3 overrules."""
+    inputs = tf.keras.Input((3,))
+    base = tf.keras.Sequential([tf.keras.Input((4,)), layers.BatchNormalization()])
+    hidden = base(layers.Dense(4)(inputs), training=False)
+    hidden = layers.BatchNormalization()(layers.BatchNormalization()(hidden, training=0))
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+
+def with_dict():
+    """A nested model that is called with a dict, whose keys are in another order than its inputs."""
+    one, other = tf.keras.Input((3,), name="z"), tf.keras.Input((3,), name="a")
+    inner = tf.keras.Model([one, other], layers.Dense(3)(layers.Subtract()([one, other])))
+    inputs, more = tf.keras.Input((3,)), tf.keras.Input((3,))
+    hidden = layers.BatchNormalization()(inner({"z": inputs, "a": more}))
+    return tf.keras.Model([inputs, more], layers.Dense(2)(hidden))
+
+
+def at_two_levels():
+    """One layer before and behind another: its moving statistics move twice, in this order."""
+    inputs = tf.keras.Input((3,))
+    shared = layers.BatchNormalization(momentum=0.6)
+    late = shared(layers.Dense(3)(inputs))
+    early = shared(layers.Dense(3)(layers.BatchNormalization()(layers.Dense(3)(inputs))))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([layers.ReLU()(early), late])))
+
+
 CASES = {  # the model, x, y, what it is compiled with
     "residual": (residual, IMAGES, CLASSES, {"loss": FROM_LOGITS, "metrics": ["accuracy"]}),
     "u-net, batch Dice": (u_net, IMAGES, MASKS, {"loss": batch_dice}),
@@ -157,6 +201,11 @@ CASES = {  # the model, x, y, what it is compiled with
     "time steps": (of_steps, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
     "tokens in a model of the user's": (OfTokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
     "losses of its own": (with_losses_of_its_own, X, Y, {"loss": "mse"}),
+    "tied": (tied, X, Y, {"loss": "mse"}),
+    "almost constant": (almost_constant, IMAGES, Y, {"loss": "mse"}),
+    "in inference mode": (in_inference_mode, X, Y, {"loss": "mse"}),
+    "dict": (with_dict, [X, OTHER], Y, {"loss": "mse"}),
+    "two levels": (at_two_levels, X, Y, {"loss": "mse"}),
     "AccumBatchNormalization": (replaced, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
     "contrastive": (Towers, (X, OTHER), CLASSES, {"loss": contrastive}),
     "covariance": (dense, X, Y, {"loss": covariance, "metrics": [covariance]}),
@@ -226,14 +275,6 @@ def test_without_it_micro_batches_differ(name):
     assert differs(trained(make, x, y, compile_with, split(whole_batch=())), plain)
 
 
-def dropped():
-    """Every layer of Keras that draws random numbers and can be drawn again."""
-    inputs = tf.keras.Input((8, 8, 2))
-    hidden = layers.SpatialDropout2D(0.3)(block(layers.GaussianNoise(0.3)(inputs), 4))
-    hidden = Counts()(layers.Dropout(0.3)(layers.GaussianDropout(0.3)(hidden)))
-    return tf.keras.Model(inputs, layers.Dense(3)(layers.Flatten()(hidden)))
-
-
 class Counts(layers.Layer):
     """Scales by the number of calls: a state that has to go back when it is called again."""
 
@@ -281,16 +322,6 @@ def with_layer(layer):
     inputs = tf.keras.Input((3,))
     hidden = layer(layers.BatchNormalization()(layers.Dense(4)(inputs)))
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(3)(hidden))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["eager", "traced"])
-@pytest.mark.filterwarnings("ignore:The train step changes variables")
-def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
-    """The check of every step would raise otherwise, and the gradient would be that of other numbers."""
-    compile_with = dict({"loss": FROM_LOGITS}, **(EAGERLY if how == "eager" else TRACED))
-    model, weights, _ = trained(dropped, IMAGES, CLASSES, compile_with, split())
-    assert all(np.isfinite(weight).all() for weight in weights)
 
 
 class Uniform(layers.Layer):
@@ -380,12 +411,6 @@ def test_mobile_net():
             runs.append((model, model.get_weights(), {}))
     assert_same(*runs)
     assert differs((None, weights), runs[0])
-
-
-@pytest.mark.slow
-def test_the_step_is_that_of_the_full_batch_when_traced():
-    plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
-    assert_same(trained(small, IMAGES, CLASSES, dict(TRACED, loss=FROM_LOGITS), split()), plain)
 
 
 @pytest.mark.slow
@@ -854,19 +879,6 @@ def test_what_looks_within_an_example_is_neither_a_barrier_nor_named(how):
     assert_same(trained(lambda: behind(LooksWithin()), IMAGES, CLASSES, compile_with, split()), plain)
 
 
-@pytest.mark.slow
-def test_evaluation_and_prediction():
-    """A loss over the whole batch is one in validation too."""
-    compile_with = dict(EAGERLY, loss=covariance, metrics=[covariance])
-    plain, ours = (trained(dense, X, Y, compile_with, wrap) for wrap in (unchanged, split()))
-    np.testing.assert_allclose(
-        ours[0].evaluate(X, Y, batch_size=BATCH, verbose=0), plain[0].evaluate(X, Y, batch_size=BATCH, verbose=0), 2e-5
-    )
-    np.testing.assert_allclose(
-        ours[0].predict(X, batch_size=BATCH, verbose=0), plain[0].predict(X, batch_size=BATCH, verbose=0), 2e-5, 2e-5
-    )
-
-
 def slots_of(model):
     variables = model.optimizer.variables
     return list(variables() if callable(variables) else variables)
@@ -896,27 +908,6 @@ def test_the_step_is_traced_once(name):
     assert len(traces) == 1
     assert [metric.name for metric in ours.metrics] == [metric.name for metric in plain.metrics]
     assert len(slots_of(ours)) == len(slots_of(plain))
-
-
-@pytest.mark.slow
-def test_a_train_step_of_the_user():
-    """It sees the whole batch, so a loss that it computes itself does too."""
-
-    class Own(tf.keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = covariance(y, self(x, training=True))
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
-            return {"loss": loss}
-
-    def own():
-        inputs = tf.keras.Input((3,))
-        return Own(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(4)(inputs))))
-
-    plain = trained(own, X, Y, dict(EAGERLY))
-    assert_same(trained(own, X, Y, dict(EAGERLY), split()), plain)
-    assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
 
 
 @pytest.mark.slow
@@ -1127,25 +1118,6 @@ def test_batch_normalisation_of_another_class_is_refused_by_name():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
-def test_bad_arguments():
-    model = dense()
-    for bad, error in (("everything", ValueError), (3, TypeError), (["loss", 1], TypeError), (None, TypeError)):
-        with pytest.raises(error, match="`whole_batch` must be of"):
-            accum.GradientAccumulateModel.from_model(model, micro_batch_size=4, whole_batch=bad)
-    with pytest.raises(ValueError, match="`whole_batch` needs `micro_batch_size`"):
-        accum.GradientAccumulateModel.from_model(model, accum_steps=4, whole_batch="all")
-
-
-@pytest.mark.slow
-def test_the_config_keeps_it():
-    model = split(whole_batch=["batch_norm"])(dense())
-    again = type(model).from_config(model.get_config())
-    assert again.get_config()["accumulation"]["whole_batch"] in (("batch_norm",), ["batch_norm"])
-    assert again.micro_batch_size == 8
-
-
-@pytest.mark.slow
 def test_the_gradient_is_the_finite_difference():
     """In float64, of a loss of the whole batch by the weights before and between barriers."""
     with policy_of("float64"):
@@ -1193,50 +1165,6 @@ def own_train_step(loss_of, model_class=tf.keras.Model):
     return Own
 
 
-def tied():
-    """A weight that is used before and behind a barrier, there by a function."""
-    inputs = tf.keras.Input((3,))
-    first = layers.Dense(3, use_bias=False)
-    hidden = layers.BatchNormalization()(first(inputs))
-    outputs = layers.Lambda(lambda values: tf.matmul(values, tf.convert_to_tensor(first.kernel)))(hidden)
-    return tf.keras.Model(inputs, layers.Dense(2)(outputs))
-
-
-def almost_constant():
-    """Small variances, to which the fused kernel of Keras 2 adds more than a small epsilon."""
-    inputs = tf.keras.Input((8, 8, 2))
-    hidden = layers.Conv2D(2, 1, use_bias=False)(layers.Lambda(lambda values: 0.003 * values)(inputs))
-    hidden = layers.BatchNormalization(epsilon=1e-7)(hidden)
-    return tf.keras.Model(inputs, layers.Dense(2)(layers.GlobalMaxPooling2D()(hidden)))
-
-
-def in_inference_mode():
-    """Batch normalisation that the model was built to run in inference, which Keras 3 overrules."""
-    inputs = tf.keras.Input((3,))
-    base = tf.keras.Sequential([tf.keras.Input((4,)), layers.BatchNormalization()])
-    hidden = base(layers.Dense(4)(inputs), training=False)
-    hidden = layers.BatchNormalization()(layers.BatchNormalization()(hidden, training=0))
-    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
-
-
-def with_dict():
-    """A nested model that is called with a dict, whose keys are in another order than its inputs."""
-    one, other = tf.keras.Input((3,), name="z"), tf.keras.Input((3,), name="a")
-    inner = tf.keras.Model([one, other], layers.Dense(3)(layers.Subtract()([one, other])))
-    inputs, more = tf.keras.Input((3,)), tf.keras.Input((3,))
-    hidden = layers.BatchNormalization()(inner({"z": inputs, "a": more}))
-    return tf.keras.Model([inputs, more], layers.Dense(2)(hidden))
-
-
-def at_two_levels():
-    """One layer before and behind another: its moving statistics move twice, in this order."""
-    inputs = tf.keras.Input((3,))
-    shared = layers.BatchNormalization(momentum=0.6)
-    late = shared(layers.Dense(3)(inputs))
-    early = shared(layers.Dense(3)(layers.BatchNormalization()(layers.Dense(3)(inputs))))
-    return tf.keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([layers.ReLU()(early), late])))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -1253,23 +1181,6 @@ def test_losses_find_the_logits_behind_a_softmax(from_logits, how):
     compile_with = dict({"loss": loss, "metrics": ["accuracy"]}, **(EAGERLY if how == "eager" else TRACED))
     plain = trained(make, X, CLASSES, compile_with)
     assert_same(trained(make, X, CLASSES, compile_with, split()), plain)
-
-
-MORE = {
-    "tied": (tied, X, Y),
-    "almost constant": (almost_constant, IMAGES, Y),
-    "in inference mode": (in_inference_mode, X, Y),
-    "dict": (with_dict, [X, OTHER], Y),
-    "two levels": (at_two_levels, X, Y),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", on_every_environment(MORE))
-def test_functional_models_of_every_kind(name):
-    make, x, y = MORE[name]
-    compile_with = dict(EAGERLY, loss="mse")
-    assert_same(trained(make, x, y, compile_with, split()), trained(make, x, y, compile_with))
 
 
 @pytest.mark.slow
