@@ -29,8 +29,14 @@ def path_of(var: Any) -> str:
 
 
 def key_of(var: Any) -> int:
-    """Return a key that identifies a variable as long as it exists; the copies of a mirrored variable share one key."""
+    """Return a key that identifies a variable as long as it exists.
+
+    The copies of a mirrored variable share one key, and so do a variable and what casts it in mixed precision, which
+    Keras 2 lists in its place.
+    """
     var = native(var)
+    inner = getattr(var, "__dict__", {}).get("_variable")
+    var = inner if isinstance(inner, tf.Variable) else var  # of an `AutoCastVariable`, which has no public name
     if hasattr(var, "_distributed_container"):  # one replica's copy; the container has no public name
         var = var._distributed_container() or var
     return id(var)

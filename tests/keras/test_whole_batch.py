@@ -556,6 +556,15 @@ def test_mixed_precision(policy):
     assert any(np.abs(mine - whole).max() > 1e-2 for mine, whole in zip(without[1], exact[1]))
 
 
+@pytest.mark.law("L10")
+@pytest.mark.tf("2.4", because="its kernels for processors know no bfloat16")
+def test_the_gradient_of_a_weight_that_is_read_in_sixteen_bits_counts_once():
+    """Keras 2 lists another object than the variable that is read. A step moves weights by up to 0.1."""
+    with policy_of("mixed_bfloat16"):
+        ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap) for wrap in (split(), unchanged))
+    assert_near(ours[1], plain[1], atol=2e-3)
+
+
 @pytest.mark.slow
 def test_cycles_of_whole_batches():
     """`accum_steps` counts batches. Each has statistics of its own, as in plain accumulation of such batches."""
