@@ -68,6 +68,11 @@ class Analysis:
         """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
         return self.is_size(tensor_name) and not self._decided.is_same(tensor_name)
 
+    def is_list(self, tensor_name: str) -> bool:
+        """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
+        state = self._states.get(tensor_name)
+        return state is not None and state.kind == "list"
+
     def has_met(self, tensor_name: str) -> bool:
         """Whether examples have met in a tensor other than by a reduction."""
         state = self._states.get(tensor_name)

@@ -196,12 +196,12 @@ class _Template(NamedTuple):
     Attributes:
       upstream: placeholders for the gradients by tensors of the frontier.
       grads: the gradient by each source, or None.
-      part: the `Part` that computes them.
+      part: the `Part` that computes them, or None if there is no gradient.
     """
 
     upstream: List[tf.Tensor]
     grads: List[Optional[Gradient]]
-    part: Part
+    part: Optional[Part]
 
 
 class _Split:
@@ -414,6 +414,7 @@ class _Split:
             candidates -= {op for ops in frames if barriers or not self._is_frame_apart(ops) for op in ops}
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
+            wrong |= {op for op in candidates if self._hands_list_on(op, candidates)}
             for ops in frames:  # loops and conditionals are inside as a whole, or not at all
                 if any(op not in candidates or op in wrong for op in ops):
                     wrong.update(op for op in ops if op in candidates)
@@ -469,6 +470,11 @@ class _Split:
                     return False
         is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
         return is_loop or not any(self._uses_variable(op) for op in ops)
+
+    def _hands_list_on(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
+        """Whether a list, such as what a loop iterates over, is taken by others, which need joined rows."""
+        lists = [tensor for tensor in op.outputs if self._analysis.is_list(tensor.name)]
+        return any(user not in candidates and user in self._depending for one in lists for user in one.consumers())
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
         op = tensor.op
@@ -959,6 +965,8 @@ class _Split:
             if grad is not None and not _is_zeros(grad)
         ]
         template = self._template([tensor for tensor, _ in live])
+        if template.part is None:
+            return [None for _ in self._sources]
         own = None if self._is_once else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
         grads = [grad for _, grad in live] if own is None else own
         fed = {
@@ -1038,7 +1046,7 @@ class _Split:
                 for grad, source in zip(grads, self._sources)
             ]
             fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
-            part = Part(fetches, list(self._fed.values()) + upstream, self._is_taken)
+            part = Part(fetches, list(self._fed.values()) + upstream, self._is_taken) if fetches else None
             self._templates[key] = _Template(upstream, grads, part)
         return self._templates[key]
 

@@ -860,6 +860,16 @@ def test_a_graph_of_which_little_is_split_is_named():
     assert said
 
 
+@pytest.mark.law("L21")
+def test_rows_without_a_gradient_may_be_part_of_the_loss():
+    def program(x, y):
+        logits = dense(tf.reshape(x, [-1, 24]), "first", 4)
+        classes = tf.cast(tf.argmax(logits, 1), tf.float32)
+        return tf.reduce_sum((tf.reduce_mean(classes) * weight("scale", [2]) - 1.0) ** 2), tf.reduce_mean(y)
+
+    assert_same(trained(program, 6), trained(program))
+
+
 def normalised_and_recurrent(x, y):
     hidden = tf.tensordot(x, weight("first", [4, 4]), 1)
     mean, variance = tf.nn.moments(hidden, [0, 1])
@@ -872,3 +882,24 @@ def test_a_loop_behind_batch_normalisation_is_computed_from_the_whole_batch_and_
         ours = trained(normalised_and_recurrent, 6)
     assert said
     assert_same(ours, trained(normalised_and_recurrent), 5e-6)
+
+
+@pytest.mark.law("L18", "L21")
+def test_what_a_loop_outside_iterates_over_is_joined_rows(control_flow):
+    """A loop that mixes examples, as a random field over time may, begins with a list of slices."""
+    x, y = placeholders()
+    hidden = tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1))
+    slices = tf.TensorArray(tf.float32, 6).unstack(tf.transpose(hidden, [1, 0, 2]))
+
+    def step(time, state):
+        return time + 1, tf.roll(state, 1, 0) + slices.read(time)
+
+    _, state = tf.while_loop(lambda time, _: time < 6, step, (tf.constant(0), tf.zeros([tf.shape(x)[0], 5])))
+    loss = accum.compat.v1.split_batch(tf.reduce_mean((dense(state, "last", 1) - y) ** 2), (x, y), 6)
+    ancestors, stack = set(), [loss.op]
+    while stack:
+        op = stack.pop()
+        if op not in ancestors:
+            ancestors.add(op)
+            stack += [tensor.op for tensor in op.inputs]
+    assert "Tensordot/MatMul" not in {op.name for op in ancestors}
