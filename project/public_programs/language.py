@@ -173,7 +173,8 @@ def nematus():
         given = {"x": tf.transpose(source)[None], "x_mask": tf.transpose(source_mask), "y": tf.transpose(target)}
         given.update(y_mask=tf.transpose(target_mask), scores=None, index=None)
         with mock.patch.object(tf.compat.v1, "placeholder", lambda *_, name, **__: given[name]):
-            loss = split(Transformer(config).loss, (source, source_mask, target, target_mask))
+            loss = Transformer(config).loss
+        loss = split(loss, (source, source_mask, target, target_mask))
         step = tf.compat.v1.train.get_or_create_global_step()
 
         def clip(grads_and_vars):
