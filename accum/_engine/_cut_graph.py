@@ -659,14 +659,12 @@ class CutGraph:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor], keeps_devices: bool = True) -> Dict[Key, tf.Tensor]:
+    def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase in the current graph, given {key: tensor} for all that it takes, captures left out."""
         values = {
             key: _tf.graph_parts.captured(feeds[key] if key in feeds else self._captures[key]) for key in phase.feeds
         }
         protos = [_tf.graph_parts.placed(self._nodes[name], self._inputs(self._nodes[name])) for name in phase.nodes]
-        for proto in () if keeps_devices else protos:
-            proto.device = ""
         wanted = [key for key in phase.fetches if key not in values]
         tensors: List[Any] = []
         if protos:

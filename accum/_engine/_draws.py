@@ -116,6 +116,7 @@ class Draws:
     Attributes:
       number: how many operations have drawn.
       others: names of those whose numbers differ with the size of micro-batches.
+      drawn: tensors of the numbers of the examples.
       size: the largest number of examples that are computed at once, if it is known.
     """
 
@@ -138,6 +139,7 @@ class Draws:
         self.number = 0
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self.others: List[str] = []
+        self.drawn: List[tf.Tensor] = []
         self.size: Optional[int] = None
         self._fixed: List[tf.Tensor] = []  # numbers for more rows than that
         self._advancing: List[str] = []
@@ -252,6 +254,7 @@ class Draws:
             )
         rows = self._drawn_rows(op)
         rows.set_shape(op.output.shape)
+        self.drawn.append(rows)
         return rows
 
     def _is_of_examples(self, shape: Sequence[Optional[int]]) -> bool:

@@ -31,6 +31,7 @@ from accum._engine import _cut_graph
 from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
 from accum._engine._draws import uniform_seed
 from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
+from accum._engine._meetings import meetings
 from accum._engine._micro_batches import (
     FIRST,
     WHOLE,
@@ -59,7 +60,6 @@ from accum._engine._trace_and_barriers import (
     is_differentiable,
     trace,
 )
-from accum._engine._trial_of_examples import trial_of_examples
 from accum._tf import Gradient, Nested, Scalar, tf
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -598,9 +598,9 @@ def _float32(tensor: tf.Tensor) -> tf.Tensor:
 
 
 NOT_WHOLE = (
-    "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, so "
-    "outputs or added losses depend on how the batch is split: make them a mean and variance of `tf.nn.moments` over "
-    "the examples, or a loss that is a mean over examples, or move them behind the model, into the loss."
+    "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
+    "and then outputs or added losses depend on how the batch is split: make them a mean and variance of "
+    "`tf.nn.moments` over the examples, or a loss that is a mean over examples, or move them behind the model."
 )
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
@@ -615,7 +615,7 @@ def segments_of(
     receive: Optional[Receive] = None,
     compiled: bool = False,
     are_means: bool = False,
-    tries: bool = True,
+    looks_for_meetings: bool = True,
     refuses_meetings: bool = False,
 ) -> Segments:
     """Trace a function on a micro-batch, and return it in segments.
@@ -630,7 +630,7 @@ def segments_of(
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
-      tries: whether to compute two examples, to find operations that look across them.
+      looks_for_meetings: whether to look for operations in which examples meet, which takes a while.
       refuses_meetings: whether such operations raise an error instead of a warning.
 
     Raises:
@@ -658,25 +658,18 @@ def segments_of(
             raise ValueError(str(error)) from None
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if finds_statistics or refuses_meetings:
-        _warn_of_meetings(made, tries and batch.is_dense, are_means, refuses_meetings)
+    if looks_for_meetings and (finds_statistics or refuses_meetings):
+        _warn_of_meetings(made.graph.trace, batch.is_dense, are_means, refuses_meetings)
     return made
 
 
-def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool, refuses: bool) -> None:
+def _warn_of_meetings(trace: Trace, is_dense: bool, are_means: bool, refuses: bool) -> None:
     """Warn of operations that look across examples and are no barriers, or refuse them."""
-    unknown = segments.graph.trace.unknown
-    # The other replicas compute the same, but must refuse it, too.
-    if not unknown and tries and (refuses or replica_number() == 0):
-        unknown, failure = trial_of_examples(segments.graph, are_means)
-        if failure is not None:
-            _check.warn(
-                "It can't be checked whether operations look across the examples of each micro-batch: a trial on two "
-                f"made-up examples failed. The step is that of the full batch if none does. Received: {failure}",
-                _check.InexactWarning,
-            )
+    if not refuses and replica_number() != 0:  # they compute the same
+        return
+    unknown = meetings(trace, are_means) if is_dense and not trace.other_draws else trace.unknown
     if unknown and refuses:
-        raise ValueError(f"operations look across examples. Received: {_check.shown(unknown)}.")
+        raise ValueError(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
     if unknown:
         _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
 

@@ -210,6 +210,7 @@ class Trace(NamedTuple):
       share, position, total, seed: as in `Marks`.
       draws: how many operations draw.
       other_draws: names of those whose numbers differ with the size of micro-batches.
+      drawn: of the random numbers of the examples.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -233,6 +234,7 @@ class Trace(NamedTuple):
     seed: Key
     draws: int
     other_draws: List[str]
+    drawn: List[Key]
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -365,6 +367,7 @@ def _read(
         marks.seed.name,
         marks.draws.number,
         marks.draws.others,
+        _names(marks.draws.drawn),
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],

@@ -153,7 +153,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) ->
         finds,
         compiled=compiled,
         are_means=task.loss is None,
-        tries=_is_new(task.function, whole.batch.specs()),
+        looks_for_meetings=_is_new(task.function, whole.batch.specs()),
     )
     _warn_of_moved(segments.graph)
 

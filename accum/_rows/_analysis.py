@@ -6,7 +6,7 @@ from accum._rows._decisions import Decision, Decisions, Guess, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
 from accum._rows._shapes import ConstantBatchSize, NotImported
-from accum._rows._states import SIZE, Rows, Verdict, level_of
+from accum._rows._states import SIZE, Rows, Verdict, depends, level_of
 from accum._tf import tf
 
 GUESSES = [Guess(others, scalars) for others in (-194, 22, None) for scalars in (True, False)]
@@ -60,6 +60,17 @@ class Analysis:
         """Return the `Rows` of a tensor; None for one that has none, or of which no slice holds some examples."""
         return self._decided.rows_of(tensor_name)
 
+    def depends(self, tensor_name: str) -> bool:
+        """Whether a tensor depends on the batch, if only on how many examples there are."""
+        return depends(self._states.get(tensor_name))
+
+    def combination(self, tensor_name: str) -> Optional[str]:
+        """Return how parts of a batch give a scalar: "sum", "mean" weighted by their examples, or "constant"; or None.
+
+        None stands for any other combination, and for one that isn't proven.
+        """
+        return self._decided.combination_of(tensor_name)
+
     def is_size(self, tensor_name: str) -> bool:
         """Whether a tensor depends on how many examples there are, and on nothing else of them."""
         return self._states.get(tensor_name) == SIZE
@@ -72,6 +83,17 @@ class Analysis:
         """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
         state = self._states.get(tensor_name)
         return state is not None and state.kind == "list"
+
+    @property
+    def counting(self) -> List[str]:
+        """Names of operations on rows that take a number of examples as such, rather than as the length of an axis."""
+        return [name for name, verdict in self._verdicts.items() if verdict.kind == "rows" and self._counts(name)]
+
+    def _counts(self, op_name: str) -> bool:
+        if op_name in self._decided.flat.written_out:  # a number in its body has met
+            return False
+        keys = enumerate(self._decided.nodes[op_name].inputs)
+        return any(self.is_count(key) and not self.shapes_only(op_name, index) for index, key in keys)
 
     def has_met(self, tensor_name: str) -> bool:
         """Whether examples have met in a tensor other than by a reduction."""

@@ -49,6 +49,13 @@ CHANGES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "Apply", "Sp
 EFFECTS = CHANGES + ("Assert", "Print")
 OTHER_EFFECTS = ("Queue", "Summary", "PyFunc", "Save", "WriteFile", "Enqueue", "Dequeue", "CountUpTo")
 READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp")
+PARTS = {"L2Loss": "sum", "Mean": "mean", "Sum": "sum"}
+"""How reductions of parts of a batch give that of the batch."""
+
+LINEAR = ("Cast", "ExpandDims", "Identity", "Mean", "Neg", "Reshape", "Snapshot", "Squeeze", "StopGradient", "Sum")
+PRODUCTS = ("Mul",)
+QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
+SUMS = ("Add", "AddN", "AddV2", "Sub")
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
 
@@ -621,6 +628,31 @@ class Decisions:
         state = self.states.get(key)
         rows = None if state is None or state.layout is None else state.layout.rows
         return rows if rows is not None and self.shapes.is_the_same_for_other_lengths(key, rows.axis) else None
+
+    def combination_of(self, key: Key) -> Optional[str]:
+        """Return how the values of parts of the batch give that of the batch: "sum", "mean", "constant", or None."""
+        if not depends(self.states.get(key)):
+            return "constant"
+        node = self.nodes[node_of(key)]
+        if self.decisions[node.name].kind == "reduces":
+            is_first = level_of(self.states.get(node.inputs[0])) == 0
+            return PARTS.get(node.type) if is_first else None
+        if node.type == "IdentityN":
+            return self.combination_of(node.inputs[int(key.rsplit(":", 1)[1])])
+        kinds = [self.combination_of(one) for one in node.inputs if node.type in LINEAR + PRODUCTS + QUOTIENTS + SUMS]
+        others = [kind for kind in kinds if kind != "constant"]
+        if node.type in QUOTIENTS and kinds[0] == "sum" and self._is_count(node.inputs[1]):
+            return "mean"
+        if node.type in LINEAR + PRODUCTS or (node.type in QUOTIENTS and kinds[1] == "constant"):
+            return others[0] if len(others) == 1 else None
+        if node.type not in SUMS or len(set(others)) != 1:
+            return None
+        return others[0] if others[0] == "mean" or kinds == others else None  # a constant is the mean of itself
+
+    def _is_count(self, key: Key) -> bool:
+        """Whether a scalar is a constant times the number of examples."""
+        values = self.values.get(key)
+        return values is not None and np.ndim(values[0]) == 0 and values[0] * SIZES[1] == values[1] * SIZES[0]
 
     def _kind_of(self, state: Optional[State]) -> str:
         if not depends(state) or state is None:

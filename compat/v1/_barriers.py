@@ -74,7 +74,7 @@ def segmented(
     def receive(key: Key, whole: Moments) -> None:
         moments[names[key]] = whole
 
-    segments = segments_of(function, batch, [], recompute, True, receive=receive, tries=False)
+    segments = segments_of(function, batch, [], recompute, True, receive=receive, looks_for_meetings=False)
     run = SegmentedFunction(segments, MicroBatches(batch, size), 1, lambda: None, None)
     with _tf.graphs.control_flow_of_tf(2):
         rows, _ = run.forward()

@@ -118,6 +118,14 @@ class AcrossExamples(layers.Layer):
         return inputs * tf.nn.softmax(inputs, axis=0)
 
 
+class ByCount(layers.Layer):
+    def call(self, inputs):
+        return inputs * tf.cast(tf.shape(inputs)[0], inputs.dtype) / 10.0
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
 class RunningScale(layers.Layer):
     """Divides by a moving mean of the batches before, which each batch moves."""
 
@@ -150,6 +158,7 @@ BATCHWISE = {
     "steps of its own": lambda: (StepsOfItsOwn(), X, None),
     "added loss": lambda: (LossOfItsOwn(), X, "mse"),
     "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
+    "number of examples": lambda: (dense(ByCount()), X, "mse"),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
     "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),

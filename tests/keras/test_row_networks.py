@@ -82,6 +82,7 @@ def test_nothing_meets_in_a_network_of_keras(name):
     analysis = analysis_of(graph, batch, computed)
     assert share_with_rules(graph, analysis) == 1.0
     assert met_in(graph, analysis) == []
+    assert [name for name in analysis.counting if not name.startswith("gradients/")] == []
     norms = [op for op in graph.get_operations() if op.type.startswith("FusedBatchNormV")]
     trained = [op for op in norms if op.get_attr("is_training") and analysis.verdict(op.name).kind == "reduces"]
     assert len(trained) == sum("is_training" in op.node_def.attr and op.get_attr("is_training") for op in norms)
@@ -95,6 +96,7 @@ def test_nothing_meets_in_layers_of_keras(name):
     graph, batch, computed = networks.of_keras(name)
     analysis = analysis_of(graph, batch, computed)
     assert met_in(graph, analysis) == []
+    assert [name for name in analysis.counting if not name.startswith("gradients/")] == []
 
 
 @pytest.mark.parametrize("build", STATIC, ids=lambda build: build.__name__)

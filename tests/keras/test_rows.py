@@ -395,3 +395,55 @@ def test_a_branch_for_one_time_step_alone_does_not_hide_what_is_before_it():
         analysis = analyse(graph, [kept.op.name, y.op.name], {x.name: Rows(0, 1)})
     assert analysis.rows(kept.name) == Rows(0, 1)
     assert analysis.verdict("cond/one").kind == "meets" and analysis.rows(y.name) is None
+
+
+def size_of(x):
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+COMBINED = {
+    "sum": (lambda x: tf.reduce_sum(x * x), "sum"),
+    "sum of sums": (lambda x: 2.0 * tf.reduce_sum(x) - tf.nn.l2_loss(x), "sum"),
+    "sums of features": (lambda x: tf.reduce_sum(tf.reduce_sum(x, 0)), "sum"),
+    "mean": (lambda x: tf.reduce_mean(x), "mean"),
+    "mean and a constant": (lambda x: 3.0 + tf.reduce_mean(x) / 4.0, "mean"),
+    "sum by number": (lambda x: 0.1 * tf.reduce_sum(x) / (2.0 * size_of(x)), "mean"),
+    "constant": (lambda x: tf.constant(2.0) * 3.0, "constant"),
+    "sum and a constant": (lambda x: tf.reduce_sum(x) + 1.0, None),
+    "sum and mean": (lambda x: tf.reduce_sum(x) + tf.reduce_mean(x), None),
+    "square of a mean": (lambda x: tf.reduce_mean(x) ** 2.0, None),
+    "product of means": (lambda x: tf.reduce_mean(x) * tf.reduce_mean(x), None),
+    "largest": (lambda x: tf.reduce_max(x), None),
+    "sum by a root": (lambda x: tf.reduce_sum(x) / tf.sqrt(size_of(x)), None),
+    "sum by a sum": (lambda x: tf.reduce_sum(x * x) / tf.reduce_sum(x), None),
+    "by a mean": (lambda x: 1.0 / tf.reduce_mean(x), None),
+    "behind a mean": (lambda x: tf.reduce_mean(tf.abs(x - tf.reduce_mean(x))), None),
+    "by the number": (lambda x: size_of(x), None),
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("name", COMBINED)
+def test_how_parts_give_a_number_of_the_batch(name):
+    """Also as NumPy finds, on a batch in two parts."""
+    function, expected = COMBINED[name]
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [None, 3])
+        value = tf.identity(function(x))
+        analysis = analyse(graph, [value.op.name], {x.name: Rows(0, 1)})
+        batch = np.random.RandomState(0).uniform(0.5, 2.0, (7, 3))
+        whole, *parts = [session.run(value, {x: part}) for part in (batch, batch[:3], batch[3:])]
+    assert analysis.combination(value.name) == expected
+    is_sum, is_mean = np.allclose(sum(parts), whole), np.allclose(np.average(parts, weights=[3, 4]), whole)
+    assert (is_sum, is_mean) == {"sum": (True, False), "mean": (False, True)}.get(expected, (is_sum, is_mean))
+    assert expected is not None or not (is_mean or is_sum) or name == "by the number"
+
+
+@pytest.mark.law("L21")
+def test_a_number_of_examples_among_them_is_found():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, None, 3])
+        taken, length = x * size_of(x), x * tf.cast(tf.shape(x)[1], tf.float32)
+        shaped = x + tf.zeros([tf.shape(x)[0], 1, 1])
+        analysis = analyse(graph, [taken.op.name, length.op.name, shaped.op.name], {x.name: Rows(0, 1)})
+    assert analysis.counting == [taken.op.name]

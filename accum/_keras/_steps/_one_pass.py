@@ -151,9 +151,9 @@ class _Call:
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
         is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
-        if all(is_apart):
+        if all(is_apart) and not found.counting:
             return None
-        ops = found.meets or found.reduces
+        ops = found.meets or found.counting or found.reduces
         return (
             f"operations across examples ({_check.shown(ops)})" if ops else "outputs that are not one for each example"
         )
