@@ -64,6 +64,7 @@ class _StaticCall:
         self._position = tf.compat.v1.placeholder(tf.int64, [], "accum_position")
         self._total = tf.compat.v1.placeholder(tf.int64, [], "accum_total")
         self._seed = tf.compat.v1.placeholder(tf.int64, [2], "accum_seed")
+        self._drawn: List[tf.Tensor] = []  # random numbers of the examples
         self._names: Dict[str, str] = {}  # {name of a tensor in the trace: its name in the graph}
 
     def value_and_gradients(self, variables: Optional[Sequence[tf.Variable]]) -> Tuple[tf.Tensor, Any]:
@@ -83,7 +84,10 @@ class _StaticCall:
             feeds.update((one.name, tensor) for one, tensor in own)
             marks.sources = [tensor for one, tensor in zip(outside, inside) if any(one is value for value in values)]
             marks.sources += handles
-            return self._imported(part, feeds, outputs)
+            drawn = [tensor for tensor in self._drawn if tensor.op in part.ops]
+            imported = self._imported(part, feeds, outputs + drawn)
+            marks.draws.drawn += imported[len(outputs) :]
+            return imported[: len(outputs)]
 
         segments = segments_of(
             function,
@@ -123,8 +127,10 @@ class _StaticCall:
         additions = Additions(self._graph)
         before = len(self._graph.get_operations())
         count = batch.count_of(batch.packed(template))
-        with Draws(lambda: self._seed, self._total).of(self._position, count):
+        draws = Draws(lambda: self._seed, self._total)
+        with draws.of(self._position, count):
             outputs = self._whole.traced(template)
+        self._drawn = draws.drawn
         created = self._graph.get_operations()[before:]
         self._take_over(additions, created, ops_of(template))
         return template, outputs, created
