@@ -401,7 +401,7 @@ def size_of(x):
     return tf.cast(tf.shape(x)[0], tf.float32)
 
 
-COMBINED = {
+SCALARS = {
     "sum": (lambda x: tf.reduce_sum(x * x), "sum"),
     "sum of sums": (lambda x: 2.0 * tf.reduce_sum(x) - tf.nn.l2_loss(x), "sum"),
     "sums of features": (lambda x: tf.reduce_sum(tf.reduce_sum(x, 0)), "sum"),
@@ -423,10 +423,10 @@ COMBINED = {
 
 
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("name", SCALARS)
 def test_how_parts_give_a_number_of_the_batch(name):
     """Also as NumPy finds, on a batch in two parts."""
-    function, expected = COMBINED[name]
+    function, expected = SCALARS[name]
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         x = tf1.placeholder(tf.float32, [None, 3])
         value = tf.identity(function(x))
