@@ -437,7 +437,6 @@ class WholeBatchCalls:
         """Call a layer: split if it has weights and can be, otherwise as it is."""
         if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
             return call(*args, **kwargs)
-        was_built = layer.built
         try:
             _require_batch((args, kwargs))
             arguments = self._arguments(args, kwargs)
@@ -451,12 +450,7 @@ class WholeBatchCalls:
             self._warn_of_unsplit(layer, error)
             self.is_used = True
             with self._within():
-                try:
-                    return call(*args, **kwargs)
-                except (TypeError, ValueError):
-                    if was_built:
-                        raise
-                    raise error  # which a layer of Keras 3 that is half built would hide
+                return call(*args, **kwargs)
 
     def _warn_of_unsplit(self, layer: tf.keras.layers.Layer, error: Exception) -> None:
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
