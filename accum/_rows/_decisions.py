@@ -270,6 +270,8 @@ class Decisions:
         for key, dtype, result in zip(node.outputs, node.dtypes, results):
             self.states[key] = result.state
             self.values[key] = result.values
+            if result.state == SIZE and result.values is not None:
+                self._same.add(key)
             self.shapes.give(key, result.dims, dtype)
 
     def _merged(self, node: Node) -> Result:
@@ -455,7 +457,8 @@ class Decisions:
         if node.type in MERGES:
             return self._chosen(node, states)
         if not any(depends(state) for state in states):
-            return [None] * len(node.dtypes)
+            is_handed_on = node.type == "Identity"  # an empty list stays one
+            return states[:1] if is_handed_on else [None] * len(node.dtypes)
         if any(state is not None and state.kind == "joined" for state in states):
             self._note_effect(node)
             self._say(node, "behind")

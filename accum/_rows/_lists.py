@@ -2,10 +2,12 @@
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from accum._rows._flat_graph import Node
 from accum._rows._rules import SHAPES, Meets
 from accum._rows._states import SIZE, Dims, Pair, State, either, joined, list_of
-from accum._rows._values import Values, frozen, is_constant, thawed
+from accum._rows._values import SIZES, Values, frozen, is_constant, thawed
 
 UNKNOWN: Pair = (None, None, None)
 
@@ -146,7 +148,9 @@ def gather(node: Node, given: Sequence[Given]) -> Results:
 @_rule("TensorArraySizeV3")
 def size(node: Node, given: Sequence[Given]) -> Results:
     """A number that no example changes."""
-    return [Result(SIZE, SCALAR)]
+    lengths = _list(given[1]).lengths
+    values = None if lengths is None or lengths[0] is None else [np.array(lengths[0], np.int32)] * len(SIZES)
+    return [Result(SIZE, SCALAR, values)]
 
 
 @_rule("TensorArrayCloseV3")

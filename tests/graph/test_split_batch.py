@@ -903,3 +903,49 @@ def test_what_a_loop_outside_iterates_over_is_joined_rows(control_flow):
             ancestors.add(op)
             stack += [tensor.op for tensor in op.inputs]
     assert "Tensordot/MatMul" not in {op.name for op in ancestors}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("length", [6, None], ids=["fixed", "any"])
+def test_a_loop_over_time_may_read_and_write_lists(control_flow, length):
+    """As `dynamic_rnn` does. The whole loop is split."""
+
+    def program(x, y):
+        kernel = weight("recurrent", [9, 5])
+        times = tf.shape(x)[1]
+        inputs = tf.TensorArray(tf.float32, times).unstack(tf.transpose(x, [1, 0, 2]))
+
+        def step(time, state, states):
+            state = tf.tanh(tf.matmul(tf.concat([inputs.read(time), state], 1), kernel))
+            return time + 1, state, states.write(time, state)
+
+        loop = tf.constant(0), tf.zeros([tf.shape(x)[0], 5]), tf.TensorArray(tf.float32, times)
+        _, _, states = tf.while_loop(lambda time, *_: time < times, step, loop)
+        outputs = tf.transpose(states.stack(), [1, 0, 2])
+        outputs.set_shape([None, length, 5])
+        return unusual_loss(dense(outputs[:, -1], "last", 1), y)
+
+    def batch():
+        return tf1.placeholder(tf.float32, [None, length, 4], "x"), tf1.placeholder(tf.float32, [None, 1], "y")
+
+    with warned() as said:
+        ours = trained(program, 6, batch=batch)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program, batch=batch))
+
+
+@pytest.mark.law("L21")
+@pytest.mark.tf(max="2.15", because="cells of TensorFlow 1 need Keras 2")
+def test_a_recurrent_network_of_tensorflow_1_keeps_examples_apart(control_flow):
+    """With the length of each sequence; none of it is computed from the whole batch."""
+
+    def program(x, y):
+        lengths = 1 + tf.cast(tf.abs(x[:, 0, 0]) * 7, tf.int32) % 6
+        cell = tf1.nn.rnn_cell.GRUCell(5, kernel_initializer=tf1.constant_initializer(0.3))
+        outputs, state = tf1.nn.dynamic_rnn(cell, x, lengths, dtype=tf.float32)
+        return unusual_loss(dense(tf.concat([outputs[:, -1], outputs[:, 2], state], 1), "last", 1), y)
+
+    with warned() as said:
+        ours = trained(program, 6)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program))
