@@ -634,8 +634,11 @@ class Decisions:
 
     def combination_of(self, key: Key) -> Optional[str]:
         """Return how the values of parts of the batch give that of the batch: "sum", "mean", "constant", or None."""
-        if not depends(self.states.get(key)):
+        state = self.states.get(key)
+        if state is None or not depends(state):
             return "constant"
+        if state.kind != "whole":
+            return None
         node = self.nodes[node_of(key)]
         if self.decisions[node.name].kind == "reduces":
             is_first = level_of(self.states.get(node.inputs[0])) == 0

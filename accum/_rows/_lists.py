@@ -102,8 +102,9 @@ def _element(held: State) -> Result:
 
 @_rule("TensorArrayV3")
 def tensor_array(node: Node, given: Sequence[Given]) -> Results:
-    """(handle, flow) of an empty one; the size is that of the whole batch."""
-    return [Result(None, UNKNOWN), Result(EMPTY._replace(lengths=_counts(given[0].values)), SCALAR)]
+    """(handle, flow) of an empty one; the size is that of the whole batch, and unknown if the array may grow."""
+    lengths = None if node.proto.attr["dynamic_size"].b else _counts(given[0].values)
+    return [Result(None, UNKNOWN), Result(EMPTY._replace(lengths=lengths), SCALAR)]
 
 
 @_rule("TensorArrayGradV3", "TensorArrayGradWithShape")

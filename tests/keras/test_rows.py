@@ -418,6 +418,7 @@ SCALARS = {
     "sum by a sum": (lambda x: tf.reduce_sum(x * x) / tf.reduce_sum(x), None),
     "by a mean": (lambda x: 1.0 / tf.reduce_mean(x), None),
     "behind a mean": (lambda x: tf.reduce_mean(tf.abs(x - tf.reduce_mean(x))), None),
+    "mean of what has met": (lambda x: tf.reduce_mean(x * tf.roll(x, 1, 0)), None),
     "by the number": (lambda x: size_of(x), None),
 }
 
@@ -447,3 +448,18 @@ def test_a_number_of_examples_among_them_is_found():
         shaped = x + tf.zeros([tf.shape(x)[0], 1, 1])
         analysis = analyse(graph, [taken.op.name, length.op.name, shaped.op.name], {x.name: Rows(0, 1)})
     assert analysis.counting == [taken.op.name]
+
+
+@pytest.mark.law("L21")
+def test_the_size_of_an_array_that_grows_may_be_the_number_of_examples():
+    with tf.Graph().as_default() as graph, _tf.graphs.control_flow_of_tf(1):
+        x = tf1.placeholder(tf.float32, [None, 3])
+        array = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+        loop = tf.constant(0), array
+        _, filled = tf.while_loop(
+            lambda index, _: index < tf.shape(x)[0], lambda index, held: (index + 1, held.write(index, 1.0)), loop
+        )
+        size = filled.size()
+        y = x * tf.cast(size, tf.float32)
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) is None or analysis.is_count(size.name)
