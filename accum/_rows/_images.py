@@ -47,7 +47,7 @@ BY_ENTRY: Dict[str, Sequence[int]] = {
 
 
 RESIZES = ("ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor")
-"""Which resize images, to a size that is their second input."""
+"""Operations that resize images to the size in their second input."""
 
 
 @rule(*BY_ENTRY)
