@@ -35,10 +35,11 @@ def schedule(value: Dict[Any, Any], name: str = "accum_steps") -> Tuple[Tuple[in
     """Return `{first: accum_steps}` as a tuple of pairs, sorted by `first`."""
     for first in value:
         if isinstance(first, bool) or not isinstance(first, numbers.Integral) or first < 0:
-            raise ValueError(f"The keys of `{name}` must be ints >= 0. Received: {name}={value!r}.")
+            raise ValueError(f"The keys of `{name}` must be ints >= 0. Received: {name}={value!r}. [accum: arguments]")
     if 0 not in value:
         raise ValueError(
             f"The schedule `{name}` must define its value from the start: add the key 0. Received: {name}={value!r}."
+            " [accum: arguments]"
         )
     return tuple((int(first), accum_steps(value[first], f"{name}[{first}]")) for first in sorted(value))
 
@@ -105,7 +106,9 @@ def known_options(passed: Dict[str, Any], names: Sequence[str]) -> None:
         if name not in names:
             near = [_CALLED_ELSEWHERE[name]] if name in _CALLED_ELSEWHERE else difflib.get_close_matches(name, names)
             hint = f" Did you mean `{near[0]}`?" if near else ""
-            raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={passed[name]!r}.")
+            raise TypeError(
+                f"`{name}` is an unknown argument.{hint} Received: {name}={passed[name]!r}. [accum: arguments]"
+            )
 
 
 def knowing_arguments(function: Function) -> Function:
@@ -147,12 +150,13 @@ def micro_batch_tokens(value: Any, micro_batch_size: Any, whole_batch: Sequence[
     if micro_batch_size is not None:
         raise ValueError(
             "A batch is split either by `micro_batch_tokens` or by `micro_batch_size`: pass one of them. Received: "
-            f"micro_batch_tokens={value!r}, micro_batch_size={micro_batch_size!r}."
+            f"micro_batch_tokens={value!r}, micro_batch_size={micro_batch_size!r}. [accum: arguments]"
         )
     if whole_batch:
         raise ValueError(
             "`whole_batch` needs micro-batches of one shape, and those of `micro_batch_tokens` differ in length: pass "
             f"`micro_batch_size`. Received: micro_batch_tokens={value!r}, whole_batch={whole_batch!r}."
+            " [accum: arguments]"
         )
     return tokens
 
@@ -162,7 +166,7 @@ def sequence_lengths(value: Any, micro_batch_tokens: Optional[int]) -> Any:
     if value is not None and micro_batch_tokens is None:
         raise ValueError(
             "`sequence_lengths` tells `micro_batch_tokens` where sequences end: pass both. Received: "
-            f"sequence_lengths={value!r}, micro_batch_tokens=None."
+            f"sequence_lengths={value!r}, micro_batch_tokens=None. [accum: arguments]"
         )
     return callable_or_none("sequence_lengths", value)
 
@@ -175,7 +179,7 @@ def memory_limit(value: Any, micro_batch_size: Any) -> Optional[int]:
     if micro_batch_size != "auto":
         raise ValueError(
             "`memory_limit` chooses the size of micro-batches, so it needs micro_batch_size='auto'. Received: "
-            f"memory_limit={value!r}, micro_batch_size={micro_batch_size!r}."
+            f"memory_limit={value!r}, micro_batch_size={micro_batch_size!r}. [accum: arguments]"
         )
     return limit
 
@@ -199,7 +203,7 @@ def whole_batch(value: Any, micro_batch_size: Any) -> Tuple[str, ...]:
         raise ValueError(
             "`whole_batch` needs `micro_batch_size`: without it, no batch is split. Over the micro-batches of a cycle, "
             "which arrive one by one, nothing can be computed over the whole batch. Received: "
-            f"whole_batch={value!r}, micro_batch_size=None."
+            f"whole_batch={value!r}, micro_batch_size=None. [accum: arguments]"
         )
     return parts
 
@@ -220,7 +224,7 @@ def replicas_per_group(value: Any, whole_batch: Sequence[str]) -> Dict[str, Opti
     if value is not None and not whole_batch:
         raise ValueError(
             "`replicas_per_group` groups the replicas for `whole_batch`, which is not given: pass both. Received: "
-            f"replicas_per_group={value!r}."
+            f"replicas_per_group={value!r}. [accum: arguments]"
         )
     return {name: None if sizes.get(name) is None else int(sizes[name]) for name in WHOLE_BATCH}
 
@@ -291,7 +295,10 @@ def once_each(names: Sequence[str], keys: List[int]) -> None:
     """Raise a `ValueError` if a call contains the same variable more than once."""
     twice = sorted({name for name, key in zip(names, keys) if keys.count(key) > 1})
     if twice:
-        raise ValueError(f"Each variable must appear only once in `grads_and_vars`: sum the gradients of {twice}.")
+        raise ValueError(
+            f"Each variable must appear only once in `grads_and_vars`: sum the gradients of {twice}."
+            " [accum: gradients]"
+        )
 
 
 def gradient(grad: Any, var: Any) -> None:
@@ -303,11 +310,13 @@ def gradient(grad: Any, var: Any) -> None:
     elif hasattr(grad, "shape") and hasattr(grad, "dtype"):
         shape = grad.shape
     else:
-        raise TypeError(f"A gradient must be a tensor, `tf.IndexedSlices` or None. Received: {grad!r}.")
+        raise TypeError(
+            f"A gradient must be a tensor, `tf.IndexedSlices` or None. Received: {grad!r}. [accum: gradients]"
+        )
     if not var.shape.is_compatible_with(shape):
         raise ValueError(
             f"A gradient must have its variable's shape. Received: shape {shape} for {var.name} of shape "
-            f"{var.shape}."
+            f"{var.shape}. [accum: gradients]"
         )
 
 
@@ -320,6 +329,7 @@ def pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
     if not listed or all(grad is None for grad, _ in listed):
         raise ValueError(
             f"No gradient for any variable in {[v.name for _, v in listed]}: does the loss depend on them?"
+            " [accum: gradients]"
         )
     for grad, var in listed:
         gradient(grad, var)
@@ -340,11 +350,12 @@ def strategy(chosen: Any, is_central_storage: bool, is_parameter_server: bool) -
             "The workers of a ParameterServerStrategy run independently and would mix their micro-batches in one "
             "cycle. Use a MultiWorkerMirroredStrategy or, in a static graph without a strategy, "
             f"`accum.compat.v1.AccumOptimizer(local_accumulators=True)`. Received: {chosen!r}."
+            " [accum: parameter-servers]"
         )
     if is_central_storage and chosen.num_replicas_in_sync > 1:
         raise ValueError(
             "The replicas of a CentralStorageStrategy share every variable, so each would accumulate the "
-            f"gradients of all replicas. Use a MirroredStrategy. Received: {chosen!r}."
+            f"gradients of all replicas. Use a MirroredStrategy. Received: {chosen!r}. [accum: replicas]"
         )
 
 

@@ -24,7 +24,7 @@ def to_config(argument: str, value: Any) -> Any:
         _check.warn(
             f"`{argument}` is left out of the config: register it with "
             "`tf.keras.utils.register_keras_serializable`, or pass it again after loading. Received: "
-            f"{argument}={value!r}.",
+            f"{argument}={value!r}. [accum: unregistered]",
         )
     return None if name is None else {"registered": name}
 

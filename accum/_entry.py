@@ -58,5 +58,5 @@ class Package(types.ModuleType):
         is_import = sys._getframe(1).f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib"))
         raise (ImportError if is_import else AttributeError)(
             f"`accum.{name}` needs TensorFlow 2.2 or later. On TensorFlow 1.15, use `accum.compat.v1`: its "
-            "`AccumOptimizer` accumulates in static graphs."
+            "`AccumOptimizer` accumulates in static graphs. [accum: install]"
         )

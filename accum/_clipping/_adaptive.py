@@ -60,7 +60,7 @@ def unitwise_norm(x: tf.Tensor, *, unit_axes: Optional[Sequence[int]] = None) ->
     """
     rank = x.shape.rank
     if rank is None:
-        raise ValueError(f"The rank of a parameter must be known. Received: {x!r}.")
+        raise ValueError(f"The rank of a parameter must be known. Received: {x!r}. [accum: unknown-shape]")
     return compute_norm(x, axis=_others(rank, unit_axes), keepdims=True)
 
 
@@ -98,7 +98,7 @@ def adaptive_clip_grad(
     unit_axes = [None] * len(parameters) if unit_axes is None else list(unit_axes)
     if len(parameters) != len(gradients):
         raise ValueError(
-            f"`parameters` and `gradients` must have the same length. Received: {len(parameters)} and {len(gradients)}."
+            f"`gradients` must be as many as `parameters`. Received: {len(parameters)} and {len(gradients)}."
         )
     if len(unit_axes) != len(parameters):
         raise ValueError(

@@ -90,7 +90,10 @@ class AdaptiveClipping:
         everything = models.all_names() + [name for var in variables for name in models.names(var)]
         names = list(self._unit_axes) + ([] if callable(self._exclude) else list(self._exclude))
         unknown = [name for name in names if not is_part(name, everything)]
-        words = f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
+        words = (
+            f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
+            " [accum: clipped-names]"
+        )
         if unknown and self._models:
             raise ValueError(words)
         if unknown:

@@ -163,6 +163,7 @@ class CutGraph:
             raise ValueError(
                 "With `whole_batch`, the gradient of a network must be computed before an embedding in it, or a "
                 "variable that it reads in a loop, is updated: call `tape.gradient` before `apply_gradients`."
+                " [accum: whole-batch-gradient]"
             )
 
     def _state_of(self, handle: Key, dtype: tf.DType) -> Key:
@@ -405,6 +406,7 @@ class CutGraph:
                     "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
                     "within a loop, a conditional or a function of its own: read all of it first, with "
                     f"`tf.convert_to_tensor`, or pass `whole_batch=()`. Received: {node.name!r}."
+                    " [accum: whole-batch-loop]"
                 )
 
     def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
@@ -425,7 +427,7 @@ class CutGraph:
             else:
                 raise ValueError(
                     "With `whole_batch`, a layer can't assign to parts of a variable: assign to all of it. Received: "
-                    f"{node.name!r}, a {node.type}."
+                    f"{node.name!r}, a {node.type}. [accum: whole-batch-loop]"
                 )
         finals[handle] = current
 
@@ -447,6 +449,7 @@ class CutGraph:
                     "a conditional or a function of its own, a layer draws random numbers, assigns to a variable, or "
                     "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not): do "
                     f"that before it, or pass `whole_batch=()`. Received: {name!r}, with {sorted(hidden)}."
+                    " [accum: whole-batch-loop]"
                 )
 
     def is_cotangent(self, key: Key) -> bool:
@@ -575,7 +578,7 @@ class CutGraph:
                 "With `whole_batch`, a layer with `looks_across_examples` is called with the whole batch, so all that "
                 "it takes of the examples must be arguments of its `call`, dense tensors with one entry for each "
                 "example, and it can't contain batch normalization or another such layer: change that, or pass "
-                f"`whole_batch=()`. Received: {others}, of a micro-batch."
+                f"`whole_batch=()`. Received: {others}, of a micro-batch. [accum: looks-across-examples]"
             )
 
     def _effects(self, of_gradients: bool) -> Dict[int, List[str]]:

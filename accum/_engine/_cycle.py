@@ -404,6 +404,7 @@ class Cycle:
         if is_reduced and weight is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
                 "Gradients that are already reduced over replicas can't be weighted: pass each replica's own gradients."
+                " [accum: gradients]"
             )
         grads, weight, entries = self._enter(grads_and_vars, weight)
         before()
@@ -441,7 +442,10 @@ class Cycle:
           RuntimeError: in a static graph.
         """
         if self.counter.has_stepped is None:
-            raise RuntimeError("`has_stepped` does not exist in a static graph: compare the number of steps instead.")
+            raise RuntimeError(
+                "`has_stepped` does not exist in a static graph: compare the number of steps instead."
+                " [accum: has-stepped]"
+            )
         return self.counter.has_stepped.read_value()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -480,7 +484,7 @@ class Cycle:
             raise ValueError(
                 "The restored cycle has accumulated gradients for more variables than were passed: pass the same "
                 "variables in the same order, with None as the gradient of those that have none. "
-                f"Received: {[var.name for var in variables]}."
+                f"Received: {[var.name for var in variables]}. [accum: restored-cycle]"
             )
 
     def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Optional[Gradient]]) -> None:
@@ -531,11 +535,12 @@ class Cycle:
             raise ValueError(
                 "The checkpoint holds a sum of all rows of a variable, which had dense gradients or an optimizer with "
                 "`sparse='dense'`, and now the rows with a gradient are to be told apart: pass `sparse='dense'` again. "
-                f"Received: {var.name}."
+                f"Received: {var.name}. [accum: restored-cycle]"
             )
         if not var.shape.is_fully_defined():
             raise ValueError(
                 f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."
+                " [accum: unknown-shape]"
             )
         dtype = self.dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)

@@ -510,11 +510,12 @@ class VariableList:
             remedy = "" if _tf.graphs.in_static_graph() else ", or call `build(var_list)` when it changes"
             raise ValueError(
                 f"One optimizer accumulates for one list of variables: use an optimizer for each list{remedy}. "
-                f"{received}"
+                f"{received} [accum: variable-list]"
             )
         if is_in_cycle():
             raise ValueError(
                 f"The list of variables must not change within a cycle: call `flush()` or `reset()` first. {received}"
+                " [accum: variable-list]"
             )
 
     def _check_traces(self, listed: GradsAndVars) -> None:
@@ -524,7 +525,7 @@ class VariableList:
             raise ValueError(
                 f"{late} had no gradient in a function that was traced earlier, which would lose the gradients that "
                 "they get now. Trace the function that computes these gradients first, or use an optimizer for each "
-                "function."
+                "function. [accum: variable-list]"
             )
 
     def note_without_gradient(self, variables: Sequence[tf.Variable]) -> None:
@@ -546,7 +547,7 @@ class VariableList:
                 return
             raise ValueError(
                 "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
-                f"Received: {[var.name for var in variables]}."
+                f"Received: {[var.name for var in variables]}. [accum: variable-list]"
             )
         self._announced, self._may_change = keys, True
         self.current = self._used.get(frozenset(keys), self.current)

@@ -23,7 +23,7 @@ SHAPES_DIFFER = "ncompatible shapes", "must be equal", "equired broadcastable", 
 NUMBERS_OF_BATCH = (
     "With `micro_batch_size`, the train step or the model computes a part of a batch at a time, but combines it with "
     "random numbers for a fixed number of examples, such as `tf.random.normal((batch_size, …))`: draw as many as there "
-    "are examples, `tf.random.normal((tf.shape(images)[0], …))`."
+    "are examples, `tf.random.normal((tf.shape(images)[0], …))`. [accum: random-shape]"
 )
 
 
@@ -207,7 +207,7 @@ class Draws:
                 _check.warn(
                     "These operations draw random numbers that differ with the size of micro-batches, because each "
                     "call advances the seed of its layer: train with `GradientAccumulateModel`, or pass `whole_batch`. "
-                    f"Received: {_check.shown(self._advancing)}.",
+                    f"Received: {_check.shown(self._advancing)}. [accum: random-numbers]",
                     _check.InexactWarning,
                 )
             if self.others:
@@ -217,7 +217,8 @@ class Draws:
                     "Python, do not have the examples along their first axis, are compiled by XLA although an update "
                     "takes several batches, or are on several replicas in a model without dropout or noise layers of "
                     "Keras. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
-                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}.",
+                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}."
+                    " [accum: random-numbers]",
                     _check.InexactWarning,
                 )
 

@@ -136,7 +136,7 @@ def custom_gradient(
                     "What was computed over a whole batch has been differentiated once and can't be again, because a "
                     "graph would keep all it needs for ever: use the gradients that were returned with it, or pass it "
                     "through `tf.stop_gradient`. If a `tf.function` within a train step has computed it, remove its "
-                    "decorator: the step is traced anyway."
+                    "decorator: the step is traced anyway. [accum: whole-batch-gradient]"
                 )
             return reference()(*upstream)
 

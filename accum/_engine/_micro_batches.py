@@ -52,7 +52,10 @@ class Batch:
         self._batched = [has_axis(leaf) for leaf in self._leaves]
         counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
         if not counts:
-            raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
+            raise ValueError(
+                f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}."
+                " [accum: batch-axis]"
+            )
         self.count = _the_same(counts)
 
     @property
@@ -118,7 +121,7 @@ def as_tensor(leaf: Leaf) -> Leaf:
     if tf.nest.flatten(leaf, expand_composites=True)[0] is not leaf:
         raise TypeError(
             "Micro-batches split tensors, `tf.RaggedTensor` and `tf.SparseTensor` along their first axis, and can't "
-            f"split this: make it of those. Received: {leaf!r}."
+            f"split this: make it of those. Received: {leaf!r}. [accum: batch-axis]"
         )
     return leaf
 
@@ -144,7 +147,7 @@ def _the_same(counts: Sequence[Size]) -> Size:
     """Return the one number that all `counts` are, and check that they are, now or when the graph runs."""
     message = (
         "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
-        "give the others a batch axis, or make them part of the model."
+        "give the others a batch axis, or make them part of the model. [accum: batch-axis]"
     )
     static = sorted({count for count in counts if isinstance(count, int)})
     if len(static) > 1:
@@ -655,5 +658,5 @@ def _require_alike(
     if len(leaves) != len(values) or not all(is_alike):
         raise ValueError(
             "A micro-batch computes other gradients or values than the one before it: let every micro-batch use the "
-            "same variables in the same way, whatever its size."
+            "same variables in the same way, whatever its size. [accum: unlike-micro-batches]"
         )

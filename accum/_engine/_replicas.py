@@ -196,7 +196,7 @@ def require_numbers() -> None:
         raise ValueError(
             "TensorFlow 2.2 and 2.3 give the replicas of each worker the same numbers, so `whole_batch` can't tell "
             "whose examples are whose: pass `replicas_per_group={'loss': 1}`, with which each replica computes its own "
-            "loss, and no other groups; or use TensorFlow 2.4 or later."
+            "loss, and no other groups; or use TensorFlow 2.4 or later. [accum: replicas-loss]"
         )
 
 
@@ -342,7 +342,7 @@ def _counts(context: tf.distribute.ReplicaContext, number: tf.Tensor, tensors: S
         message = (
             "Over the outputs of several replicas, what a loss receives must have equal axes on all of them, but for "
             "the first: pad the batch before it is distributed, or pass `replicas_per_group={'loss': 1}`, with which "
-            "each replica computes its own loss."
+            "each replica computes its own loss. [accum: replicas-loss]"
         )
         checks.append(tf.debugging.assert_equal(apart, tf.broadcast_to(apart[:1], tf.shape(apart)), message=message))
     with tf.control_dependencies([check for check in checks if check is not None]):

@@ -563,6 +563,7 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
         raise ValueError(
             "With `whole_batch`, a layer has no gradient by this input, which no `tf.GradientTape` has watched when it "
             f"was called: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
+            " [accum: whole-batch-gradient]"
         )
 
     (probe,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
@@ -577,7 +578,7 @@ def _without_second_gradient(
     def refuse(*upstream: tf.Tensor) -> None:
         raise ValueError(
             "The gradient of a model with `whole_batch` can't be differentiated again, as a penalty on it would do: "
-            "pass `whole_batch=()`."
+            "pass `whole_batch=()`. [accum: whole-batch-gradient]"
         )
 
     dense = [grad for grad in grads if isinstance(grad, tf.Tensor)]
@@ -601,6 +602,7 @@ NOT_WHOLE = (
     "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
     "and then outputs or added losses depend on how the batch is split: make them a mean and variance of "
     "`tf.nn.moments` over the examples, or a loss that is a mean over examples, or move them behind the model."
+    " [accum: examples-meet]"
 )
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
@@ -717,7 +719,7 @@ def whole_call(
         if not segments.graph.trace.grads and sources:
             raise ValueError(
                 "`test_step` and `predict_step` of a model with `whole_batch` have no gradient by weights: compute it "
-                "by a model without `micro_batch_size`."
+                "by a model without `micro_batch_size`. [accum: whole-batch-gradient]"
             )
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for index, grad in zip(floats, upstream):
@@ -737,7 +739,7 @@ def whole_call(
 
 NOT_BATCHED = (
     "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: pass "
-    "`whole_batch=()`, or return one entry for each example."
+    "`whole_batch=()`, or return one entry for each example. [accum: batch-axis]"
 )
 
 

@@ -141,7 +141,7 @@ class TokenBatches(MicroBatches):
         if isinstance(leaf, tf.SparseTensor):
             raise ValueError(
                 "`micro_batch_tokens` sorts the examples of a batch, and can't sort a `tf.SparseTensor`: make it dense "
-                f"or ragged, or pass `micro_batch_size`. Received: {leaf!r}."
+                f"or ragged, or pass `micro_batch_size`. Received: {leaf!r}. [accum: tokens-input]"
             )
         leaf = as_tensor(leaf)
         return tf.gather(leaf, self.plan.order) if has_axis(leaf) else leaf

@@ -559,7 +559,7 @@ class FoundStatistics:
             raise ValueError(
                 "Normalisation by the statistics of the batch needs to know the number of features when the graph is "
                 f"built: set the shape of what comes before it. Received: {op.name!r}, with statistics of shape "
-                f"{tuple(shape)}."
+                f"{tuple(shape)}. [accum: unknown-shape]"
             )
 
     def _pair(self, op: tf.Operation) -> Optional[_Pair]:
@@ -624,7 +624,7 @@ class FoundStatistics:
                 raise Unrepeatable(
                     "An operation that looks across examples, such as batch normalization, can't be computed over the "
                     "whole batch within a loop, a conditional or a function of its own: take it out of there, or "
-                    f"pass `whole_batch=()`. Received: {op.name!r}."
+                    f"pass `whole_batch=()`. Received: {op.name!r}. [accum: whole-batch-loop]"
                 )
 
     def _others(self) -> List[str]:

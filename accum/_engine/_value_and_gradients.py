@@ -60,13 +60,13 @@ def checked(
         if weight != "examples":
             raise ValueError(
                 "With `loss`, which sees the whole batch, micro-batches have no weights: leave out `weight`, and "
-                f"weight examples in `loss`. Received: weight={weight!r}."
+                f"weight examples in `loss`. Received: weight={weight!r}. [accum: arguments]"
             )
     elif "loss" in barriers:
         raise ValueError(
             f"whole_batch={whole_batch!r} computes a loss over the whole batch, but `function` returns the loss of a "
             "micro-batch: let it return the outputs of the network and pass `loss=`, a function of them, or pass "
-            "`whole_batch='batch_norm'`."
+            "`whole_batch='batch_norm'`. [accum: arguments]"
         )
     return Task(function, size, weight, barriers, recompute, loss)
 
@@ -174,7 +174,7 @@ class WholeBatchFunction:
             if not isinstance(tensor, tf.Tensor) or tensor.shape.rank == 0:
                 raise (ValueError if isinstance(tensor, tf.Tensor) else TypeError)(
                     "With `loss`, `function` must return tensors with one entry for each example of its micro-batch, "
-                    f"in any nested structure. Received: {tensor!r}."
+                    f"in any nested structure. Received: {tensor!r}. [accum: arguments]"
                 )
         return flat
 

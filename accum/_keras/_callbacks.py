@@ -17,6 +17,7 @@ def accumulating_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> Gradient
     if not isinstance(inner, GradientAccumulateOptimizer):
         raise ValueError(
             f"The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={inner!r}."
+            " [accum: step-logger]"
         )
     return inner
 
@@ -84,7 +85,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
             _check.warn(
                 f"An epoch has fewer batches than a cycle, and ends it, so {makes}: lower `accum_steps`, or pass "
                 f"last_cycle='carry'. Received: accum_steps={min(lengths)}, {batches} batches in an epoch, "
-                f"last_cycle={self.last_cycle!r}.",
+                f"last_cycle={self.last_cycle!r}. [accum: epoch-end]",
             )
 
     def _warn_of_uneven_epoch(self, batches: int, length: int) -> None:
@@ -97,7 +98,8 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 f"An epoch ends within a cycle, so its {batches} batches "
                 f"{flushed if self.last_cycle == 'flush' else dropped}: let `accum_steps` divide the number of batches "
                 "(`steps_per_epoch` of `fit`), or pass last_cycle='carry'. Received: "
-                f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
+                f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}."
+                " [accum: epoch-end]",
             )
 
     def on_train_end(self, logs: Optional[Logs] = None) -> None:
@@ -108,7 +110,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
         if own is not None and own.take_steps_of_loss_scales():
             _check.warn(
                 "`accum_steps` was set on a `LossScaleOptimizer` while an epoch ran, and is in use from this epoch on: "
-                "set `model.accum_steps`, for the next cycle."
+                "set `model.accum_steps`, for the next cycle. [accum: set-later]"
             )
 
     def on_test_begin(self, logs: Optional[Logs] = None) -> None:
@@ -157,7 +159,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
         except Exception as error:
             _check.warn(
                 "The interrupted cycle could not be ended: call `reset()` of the optimizer, or continue the cycle. "
-                f"Received: {error!r}.",
+                f"Received: {error!r}. [accum: unfinished-cycle]",
             )
 
 

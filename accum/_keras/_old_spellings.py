@@ -27,7 +27,10 @@ class GAModelWrapper(GradientAccumulateModel):
         use_acg: Optional[bool] = None,
         **kwargs: Any,
     ) -> None:
-        _warn("`GAModelWrapper(n_gradients=K, …)` is now called `GradientAccumulateModel(accum_steps=K, …)`.")
+        _warn(
+            "`GAModelWrapper(n_gradients=K, …)` is now called `GradientAccumulateModel(accum_steps=K, …)`."
+            " [accum: renamed]"
+        )
         if use_acg is not None:
             kwargs["use_agc"] = use_acg
         super().__init__(_accum_steps(accum_steps, n_gradients, _check.LEFT_OUT), *args, **kwargs)
@@ -58,7 +61,7 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
     ) -> None:
         _warn(
             "`GAOptimizerWrapper` is now called `GradientAccumulateOptimizer`. `accum_steps` now defaults to 1; in "
-            "`GAOptimizerWrapper` it defaults to 4."
+            "`GAOptimizerWrapper` it defaults to 4. [accum: renamed]"
         )
         super().__init__(optimizer, _accum_steps(accum_steps, n_gradients, 4), reduction, name, **kwargs)
 
@@ -67,7 +70,7 @@ def _accum_steps(accum_steps: Optional[AccumSteps], n_gradients: Optional[int], 
     if accum_steps is not None and n_gradients is not None:
         raise TypeError(
             "`n_gradients` is another name of `accum_steps`: pass only one of them. Received: "
-            f"accum_steps={accum_steps!r}, n_gradients={n_gradients!r}."
+            f"accum_steps={accum_steps!r}, n_gradients={n_gradients!r}. [accum: arguments]"
         )
     passed = n_gradients if accum_steps is None else accum_steps
     return default if passed is None else passed

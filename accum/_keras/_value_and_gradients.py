@@ -112,7 +112,7 @@ def _value_and_gradients(
     if _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.value_and_gradients` runs eagerly or in a `tf.function`: in a static graph, use "
-            "`accum.compat.v1.value_and_gradients`."
+            "`accum.compat.v1.value_and_gradients`. [accum: graph-mode]"
         )
     task = checked(function, micro_batch_size, **options)
     listed = checked_variables(variables)
@@ -188,6 +188,6 @@ def _warn_of_moved(graph: CutGraph) -> None:
     if names:
         _check.warn(
             "`function` changes variables once per micro-batch, unlike at the full batch, whose result this may "
-            f"change: change them outside of it, once. Changed: {names}.",
+            f"change: change them outside of it, once. Changed: {names}. [accum: changed-variables]",
             _check.InexactWarning,
         )

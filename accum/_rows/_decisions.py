@@ -112,7 +112,10 @@ class Decisions:
     def _dims_of_input(self, name: str) -> List[Optional[int]]:
         shape = self.graph.get_tensor_by_name(name).shape
         if shape.rank is None:
-            raise ValueError(f"The rank of each tensor of the batch must be known. Received: {name}, of unknown shape.")
+            raise ValueError(
+                f"The rank of each tensor of the batch must be known. Received: {name}, of unknown shape."
+                " [accum: unknown-shape]"
+            )
         return shape.as_list()
 
     def _lengths_beside(self, name: str) -> List[Optional[int]]:

@@ -314,5 +314,7 @@ def _ordered(names: List[str], before: Callable[[str], List[str]]) -> List[str]:
             if not sources[user]:
                 heapq.heappush(free, place[user])
     if len(ordered) != len(names):
-        raise ValueError(f"`graph` has a circle without a loop. Received: {sorted(set(names) - set(ordered))[:5]}.")
+        raise ValueError(
+            f"`graph` has a circle without a loop. Received: {sorted(set(names) - set(ordered))[:5]}. [accum: bug]"
+        )
     return ordered

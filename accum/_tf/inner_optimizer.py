@@ -47,7 +47,7 @@ def _build_new(optimizer: Any, variables: List[Any]) -> None:
                 raise
         raise ValueError(
             f"{type(optimizer).__name__} starts from the values of the variables, which the model creates only in its "
-            "first step: call `model.build(input_shape)`, or the model on a batch, before `fit`."
+            "first step: call `model.build(input_shape)`, or the model on a batch, before `fit`. [accum: build-first]"
         ) from error
 
 

@@ -28,7 +28,7 @@ def count_examples(data: Any) -> tf.Tensor:
     if first is None:
         raise ValueError(
             "There is no batch whose examples could be counted: pass `micro_batch_weight='equal'`, or a function of "
-            f"the data. Received: {data!r}."
+            f"the data. Received: {data!r}. [accum: batch-axis]"
         )
     return tf.cast(_length(first), tf.float32)
 

@@ -139,7 +139,7 @@ def from_plain_config(
     if cls is None:
         raise ValueError(
             "The class of the model must be registered with Keras, or passed in `custom_objects`. Received: "
-            f"{class_name!r}."
+            f"{class_name!r}. [accum: unregistered]"
         )
     takes_objects = "custom_objects" in inspect.signature(cls.from_config).parameters
     return cls.from_config(config, **({"custom_objects": custom_objects} if takes_objects else {}))

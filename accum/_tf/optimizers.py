@@ -112,7 +112,7 @@ def legacy_adam(*args: Any, **kwargs: Any) -> Any:
     if IS_KERAS_3:
         raise NotImplementedError(
             "Keras 3 has no optimizer for static graphs: install tf-keras and set TF_USE_LEGACY_KERAS=1, "
-            "or use `AccumOptimizer(tf.compat.v1.train.AdamOptimizer(...), accum_steps=...)`."
+            "or use `AccumOptimizer(tf.compat.v1.train.AdamOptimizer(...), accum_steps=...)`. [accum: install]"
         )
     family = tf.keras.optimizers.legacy if VERSION >= (2, 11) else tf.keras.optimizers
     return family.Adam(*args, **kwargs)

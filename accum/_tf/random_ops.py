@@ -200,6 +200,7 @@ def replacing(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
         raise RuntimeError(
             "This TensorFlow does not tell which operations code creates, so dropout would draw other numbers over "
             f"micro-batches: use a version that accum has been tested with. Received: TensorFlow {tf.__version__}."
+            " [accum: install]"
         )
     outer, _OF_THREAD.replace = _OF_THREAD.replace, replace
     try:

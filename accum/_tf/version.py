@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         f"accum needs {SUPPORTED}, but TensorFlow is not installed: install it with `pip install "
-        "'tensorflow<2.22'`, or with the pins that `python -m accum doctor` prints."
+        "'tensorflow<2.22'`, or with the pins that `python -m accum doctor` prints. [accum: install]"
     ) from None
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
@@ -21,13 +21,13 @@ VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
 if VERSION[:2] > (2, 21) and os.environ.get("ACCUM_UNTESTED_TENSORFLOW") == "1":
     warnings.warn(
         f"accum has been tested with {SUPPORTED}, and not with TensorFlow {tf.__version__}: compare a run of yours "
-        "with the full batch before you trust it, by `accum.testing`.",
+        "with the full batch before you trust it, by `accum.testing`. [accum: install]",
         stacklevel=2,
     )
 elif not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
     raise ImportError(
         f"accum needs {SUPPORTED}, but found TensorFlow {tf.__version__}: install a supported version, such as with "
-        "`pip install 'tensorflow==2.15.*'`."
+        "`pip install 'tensorflow==2.15.*'`. [accum: install]"
     )
 
 HAS_KERAS_API = VERSION >= (2, 2)
@@ -48,11 +48,11 @@ NOISE_HAS_NO_STATE = HAS_KERAS_API and not IS_KERAS_3
 if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):
     raise ImportError(
         f"accum needs Keras 3.7 or later, but found Keras {tf.keras.__version__}: run `pip install -U keras`, or "
-        "install tf-keras and set TF_USE_LEGACY_KERAS=1."
+        "install tf-keras and set TF_USE_LEGACY_KERAS=1. [accum: install]"
     )
 
 if IS_KERAS_3 and tf.keras.backend.backend() != "tensorflow":
     raise ImportError(
         f"accum needs the TensorFlow backend of Keras 3, but found {tf.keras.backend.backend()}: set "
-        "KERAS_BACKEND=tensorflow."
+        "KERAS_BACKEND=tensorflow. [accum: install]"
     )

@@ -83,6 +83,7 @@ def segmented(
         if one.key not in moments:
             raise RuntimeError(
                 f"The statistics of {one.key!r} were not found again in a copy of the graph: please report it."
+                " [accum: bug]"
             )
         of_batch.update(one.values(moments[one.key]))
 

@@ -46,6 +46,7 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise ValueError(
             "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
+            " [accum: replicas]"
         )
     averages = read_averages(taken, OTHERS_STAY)
     if update_ops is None:
@@ -79,4 +80,5 @@ def _require_no_others(graph: tf.Graph, update_ops: Sequence[Any]) -> None:
             "layer updates them in place, pass `updates_collections=tf.compat.v1.GraphKeys.UPDATE_OPS` to it instead "
             "of None. If it keeps its update ops elsewhere, such as Keras in `layer.updates`, pass these and those in "
             f"UPDATE_OPS as `update_ops`; what is not passed moves whenever it is run. Received: {names}."
+            " [accum: moving-averages]"
         )

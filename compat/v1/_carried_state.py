@@ -12,33 +12,33 @@ CARRIED = (
     "the next; in a full batch, they would change once per step. If rows continue from batch to batch, as in stateful "
     "cells and XLNet's memory, keep one state for each micro-batch of the cycle, or split the whole batch by "
     "`accum.compat.v1.value_and_gradients`, with the state among the data. Move what follows the steps, such as a "
-    "counter or an average, in `after_step`."
+    "counter or an average, in `after_step`. [accum: carried-state]"
 )
 
 APART = (
     "Each micro-batch changes variables before its gradients are computed, such as averages of losses. The gradients "
     "do not depend on them, but in a full batch, they would change once per step. Where that matters, such as for a "
-    "learning rate that reads one of them, change them in `after_step`."
+    "learning rate that reads one of them, change them in `after_step`. [accum: carried-state]"
 )
 
 BESIDE = (
     "The gradients are computed from variables to which the graph assigns what it computes from the same micro-batch. "
     "If this runs along with the train op, such as in UPDATE_OPS, they carry state from one micro-batch to the next; "
     "in a full batch, they would change once per step. If rows continue from batch to batch, as in stateful cells, "
-    "keep one state for each micro-batch of the cycle. Otherwise, assign in `after_step`."
+    "keep one state for each micro-batch of the cycle. Otherwise, assign in `after_step`. [accum: carried-state]"
 )
 
 REPEATED = (
     "`function` changes variables before it computes its loss, which happens once for each micro-batch; in a call with "
     "the whole batch, it would happen once. Assign outside of `function`, such as by ops that wait for the returned "
-    "value, or pass the state of each example among the data."
+    "value, or pass the state of each example among the data. [accum: carried-state]"
 )
 
 AFTER_ANOTHER = (
     "The gradients wait for the train op of another `AccumOptimizer`, which makes a step only in the last micro-batch "
     "of a cycle. There, they may be computed with the updated variables, and in the other micro-batches with the old "
     "ones, which no full batch does. Compute the gradients of both before either is applied, or run a cycle of one and "
-    "then a cycle of the other."
+    "then a cycle of the other. [accum: two-optimizers]"
 )
 
 

@@ -16,7 +16,7 @@ DIFFERENTIATES = re.compile(r"(^|/)gradients(_\d+)?/")  # the name scope of `tf.
 WITH_SUM = ", and divide penalties on weights by `accum_steps`, because each micro-batch adds them once more."
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
-    "`mean_over_cycle`, without `weighing`."
+    "`mean_over_cycle`, without `weighing`. [accum: several-losses]"
 )
 
 
@@ -25,8 +25,8 @@ def either_accum_steps(accum_steps: AccumSteps, steps_per_update: Optional[int])
     if steps_per_update is None:
         return accum_steps
     if accum_steps != 1:
-        raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it.")
-    _check.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning)
+        raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it. [accum: arguments]")
+    _check.warn("`steps_per_update` is now called `accum_steps`. [accum: renamed]", DeprecationWarning)
     return _check.accum_steps(steps_per_update, "steps_per_update")
 
 
@@ -35,7 +35,7 @@ def require_inner(optimizer: Any) -> None:
     if _tf.optimizers.is_loss_scale_optimizer(optimizer):
         raise ValueError(
             "A loss scale optimizer has to be outermost, where it checks each micro-batch for overflow: put "
-            f"{type(optimizer).__name__} around the `AccumOptimizer`."
+            f"{type(optimizer).__name__} around the `AccumOptimizer`. [accum: loss-scale]"
         )
     if not _tf.optimizers.is_graph_optimizer(optimizer) and not _tf.optimizers.is_keras_optimizer(optimizer):
         raise TypeError(
@@ -46,6 +46,7 @@ def require_inner(optimizer: Any) -> None:
         raise TypeError(
             "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
             f"only its counter is run: use {_tf.optimizers.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
+            " [accum: graph-optimizer]"
         )
 
 
@@ -74,7 +75,8 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
             "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
-            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}.",
+            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
+            " [accum: clipping]",
             _check.InexactWarning,
         )
 
@@ -107,7 +109,7 @@ def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
             "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
             "receives them. What is not linear, such as clipping, acts on the mean gradient in a full batch: leave it "
             "out there, and pass it as `transform=` to the `AccumOptimizer`. Received: operations of type "
-            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}.",
+            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
             _check.InexactWarning,
         )
     return bool(found)
@@ -118,14 +120,17 @@ def require_graph() -> None:
     if not _tf.graphs.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
         raise RuntimeError(
             "`AccumOptimizer` creates ops of a static graph but was called eagerly: enter a `tf.Graph`, or use "
-            "`accum.GradientAccumulateOptimizer`."
+            "`accum.GradientAccumulateOptimizer`. [accum: graph-mode]"
         )
 
 
 def what_is_counted(count_micro_steps: bool, count_steps: bool) -> str:
     """Return what accumulation itself counts in `global_step`: "micro_steps", "steps" or nothing, ""."""
     if count_micro_steps and count_steps:
-        raise ValueError("`global_step` counts either: pass `count_micro_steps` or `count_steps`, but not both.")
+        raise ValueError(
+            "`global_step` counts either: pass `count_micro_steps` or `count_steps`, but not both."
+            " [accum: arguments]"
+        )
     return "micro_steps" if count_micro_steps else "steps" if count_steps else ""
 
 
@@ -172,7 +177,7 @@ def require_before_train_op(name: str, has_train_op: bool) -> None:
     if has_train_op:
         raise ValueError(f"`{name}` must be called before the first train op is created, which takes it into account.")
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise ValueError(f"`{name}` does not support several replicas.")
+        raise ValueError(f"`{name}` does not support several replicas. [accum: replicas]")
 
 
 def require_before_single_steps(has_train_op: bool, has_idle_op: bool) -> None:
@@ -183,7 +188,7 @@ def require_before_single_steps(has_train_op: bool, has_idle_op: bool) -> None:
         )
         raise ValueError(
             "With `accum_steps=1`, only the ops of `accumulation_ops` accumulate: call it first, or set `accum_steps`. "
-            f"Received: accum_steps=1, after {what}."
+            f"Received: accum_steps=1, after {what}. [accum: no-accumulation]"
         )
 
 
@@ -192,7 +197,7 @@ def require_own_step(name: str, waits_for_others: bool) -> None:
     if waits_for_others:
         raise ValueError(
             f"`{name}` does not support a `SyncReplicasOptimizer`, whose steps are made by the chief's queue runner: "
-            "run what should follow a step on the chief, when `global_step` has changed."
+            "run what should follow a step on the chief, when `global_step` has changed. [accum: sync-replicas]"
         )
 
 
@@ -202,6 +207,7 @@ def require_no_skipped_cycle(plan: Plan, waits_for_others: bool) -> None:
         raise ValueError(
             "A worker that skips a cycle gives no gradient to the other workers of a `SyncReplicasOptimizer`, which "
             'wait for it: use `nonfinite="skip_micro"` or "propagate". Received: nonfinite=\'skip_cycle\'.'
+            " [accum: sync-replicas]"
         )
 
 
@@ -210,15 +216,17 @@ def require_several_losses(plan: Plan, default_weight: Any) -> None:
     if plan.reduction != "mean":
         raise ValueError(
             f'Several losses, each with its own count, need `reduction="mean"`. Received: {plan.reduction!r}.'
+            " [accum: several-losses]"
         )
     if plan.nonfinite != "propagate":
         raise ValueError(
             f'Several losses, each with its own count, need `nonfinite="propagate"`. Received: {plan.nonfinite!r}.'
+            " [accum: several-losses]"
         )
     if default_weight is not None:
         raise ValueError(NO_COMMON_WEIGHT)
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise ValueError("Several losses, each with its own count, do not support several replicas.")
+        raise ValueError("Several losses, each with its own count, do not support several replicas. [accum: replicas]")
 
 
 def require_no_waiting(listed: GradsAndVars, waits_for_others: bool) -> None:
@@ -228,6 +236,7 @@ def require_no_waiting(listed: GradsAndVars, waits_for_others: bool) -> None:
         raise ValueError(
             "`SyncReplicasOptimizer` makes a step on every run and can't be inside a conditional: make it the "
             "inner optimizer, and run the ops of `accumulation_ops`, with `apply` once per step on every worker."
+            " [accum: sync-replicas]"
         )
 
 
@@ -243,9 +252,13 @@ def require_same_step_counter(cycle: Cycle, known_step: Any, global_step: Any, c
     if cycle.plan.is_schedule and (global_step is None or counts_micro_steps):
         raise ValueError(
             "A schedule of `accum_steps` needs a step counter: pass a `global_step`, without `count_micro_steps`."
+            " [accum: arguments]"
         )
     if cycle.is_built and cycle.state.micro_step.graph is not _tf.graphs.outermost_graph():
-        raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: create one for each graph.")
+        raise ValueError(
+            "An `AccumOptimizer` belongs to the graph of its first call: create one for each graph."
+            " [accum: graph-mode]"
+        )
     if cycle.is_built and known_step is not global_step:
         raise ValueError(
             f"`global_step` must be the same in all calls. Received: {global_step!r}, after {known_step!r}."
@@ -257,5 +270,5 @@ def require_updatable(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     if _tf.optimizers.is_keras_optimizer(optimizer) and any(map(_tf.graphs.is_ref_variable, variables)):
         raise ValueError(
             "A Keras optimizer only updates resource variables: create them with `use_resource=True`, or pass a "
-            "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`."
+            "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`. [accum: graph-optimizer]"
         )

@@ -11,17 +11,18 @@ from accum.compat.v1._engine_adapter import GraphAdapter
 
 OTHER_WEIGHTS = (
     "`mean_over_cycle` returns one tensor for all train ops, which has the weights of the first: pass the same tensor "
-    "as `weight` to each, or its own `weight` to `mean_over_cycle`."
+    "as `weight` to each, or its own `weight` to `mean_over_cycle`. [accum: mean-over-cycle]"
 )
 OTHER_GRADIENTS = (
     "Whether `nonfinite` skips a micro-batch is the same for a mean as for the step, by the gradients of the first "
     'train op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each.'
+    " [accum: mean-over-cycle]"
 )
 
 IN_CONDITIONAL = (
     "`mean_over_cycle` needs a train op outside of conditionals, because its mean is computed in each run. A dynamic "
     'loss scale applies gradients in a conditional: use a fixed scale, with `nonfinite="skip_micro"` if gradients may '
-    "overflow, or show the loss of the micro-batch."
+    "overflow, or show the loss of the micro-batch. [accum: mean-over-cycle]"
 )
 
 

@@ -13,15 +13,16 @@ from accum.compat.v1._first_call import FirstCall
 REFUSAL = (
     "The inner optimizer, or a function passed to `after_step`, creates a variable in each call. It is called once for "
     "each train op and `flush`: let it create its variables by `tf.compat.v1.get_variable` with a fixed name."
+    " [accum: created-twice]"
 )
 COUNTED_TWICE = (
     "The inner optimizer advances `global_step` itself, so `count_steps=True` would count each step twice: leave out "
-    "this argument."
+    "this argument. [accum: global-step]"
 )
 NOT_COUNTED = (
     "The inner optimizer does not advance `global_step`, as BERT's and LAMB leave it to their caller: pass "
     "`count_steps=True` to the `AccumOptimizer`, and remove the code that adds 1 in each run of the train op, which "
-    "would count micro-batches."
+    "would count micro-batches. [accum: global-step]"
 )
 
 
@@ -105,7 +106,7 @@ class GraphAdapter(OptimizerAdapter):
         if worker is not None and not self._is_local:
             raise ValueError(
                 f"{var.name} is on {var.device}, where workers share it. They would share its accumulator too, which "
-                "would mix the micro-batches of all workers: pass `local_accumulators=True`."
+                "would mix the micro-batches of all workers: pass `local_accumulators=True`. [accum: parameter-servers]"
             )
 
         def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -133,7 +134,9 @@ class GraphAdapter(OptimizerAdapter):
     def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
         if not self.waits_for_others:
             return super().when(condition, function)
-        message = "This worker has accumulated nothing, but the other workers wait for its gradient."
+        message = (
+            "This worker has accumulated nothing, but the other workers wait for its gradient. [accum: sync-replicas]"
+        )
         with tf.control_dependencies([tf.compat.v1.Assert(condition, [message])]):
             return function()
 

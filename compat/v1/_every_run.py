@@ -11,7 +11,7 @@ from accum.compat.v1._update_ops import Average, averages_of_layers
 
 MOVES = (
     "Moving averages of batch normalisation move with every micro-batch, so `accum_steps` times as fast as with full "
-    "batches, and without what differs between micro-batches."
+    "batches, and without what differs between micro-batches. [accum: moving-averages]"
 )
 TAKE_OVER = (
     "Call `accumulate_update_ops()` of the `AccumOptimizer` after the model is built and before the train op is "
@@ -29,13 +29,13 @@ LARGER_BATCHES = (
 AVERAGES_OF_WEIGHTS = (
     "Averages of the weights move with every micro-batch, although the weights change only in a step: create them in a "
     "function that you pass to `after_step` of the `AccumOptimizer`, such as `optimizer.after_step(lambda: "
-    "average.apply(variables))`, before the train op."
+    "average.apply(variables))`, before the train op. [accum: averages-of-weights]"
 )
 
 COUNTER = (
     "is advanced with every micro-batch, and the step reads it, such as for its learning rate, which therefore changes "
     "`accum_steps` times too fast: pass it as `global_step` to the train op, which then counts steps, and remove what "
-    "adds 1 in each run, or let that follow each step by `after_step`."
+    "adds 1 in each run, or let that follow each step by `after_step`. [accum: global-step]"
 )
 
 _MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, Dict[str, str]]" = weakref.WeakKeyDictionary()

@@ -35,7 +35,8 @@ class AdamAccumulated(AccumOptimizer):
         **kwargs: Any,
     ) -> None:
         _check.warn(
-            "`AdamAccumulated(accumulation_steps=K)` is now called `AccumOptimizer(Adam(), accum_steps=K)`.",
+            "`AdamAccumulated(accumulation_steps=K)` is now called `AccumOptimizer(Adam(), accum_steps=K)`."
+            " [accum: renamed]",
             DeprecationWarning,
         )
         of_adam = {key: kwargs.pop(key) for key in OF_KERAS if key in kwargs}

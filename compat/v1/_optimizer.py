@@ -103,7 +103,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
         if isinstance(optimizer, AccumOptimizer):
-            raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
+            raise ValueError(
+                f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}."
+                " [accum: wrapped-twice]"
+            )
         _checks.require_inner(optimizer)
         self._inner = optimizer
         self._count_micro_steps = bool(count_micro_steps)
@@ -284,7 +287,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """
         _checks.require_graph()
         if (loss is None) == (grads_and_vars is None):
-            raise ValueError(f"Pass either `loss` or `grads_and_vars`. Received: {loss!r}, {grads_and_vars!r}.")
+            raise ValueError(
+                f"Pass either `loss` or `grads_and_vars`. Received: {loss!r}, {grads_and_vars!r}. [accum: arguments]"
+            )
         self._accumulate_from_now_on()
         if isinstance(loss, (list, tuple)):
             grads_and_vars, weight = self._several(loss, weight, var_list, []), None
@@ -426,9 +431,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             self._has_idle_op = True
             return tf.no_op()
         if self._adapter.waits_for_others:
-            raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
+            raise ValueError(
+                f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`."
+                " [accum: sync-replicas]"
+            )
         if not self._cycle.is_built:
-            raise ValueError(f"`{name}` needs a train op: create it first, such as with `minimize`.")
+            raise ValueError(f"`{name}` needs a train op: create it first, such as with `minimize`. [accum: arguments]")
         self.check_graph()
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()

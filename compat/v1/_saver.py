@@ -45,7 +45,9 @@ class Saver(tf.compat.v1.train.Saver):
             if not isinstance(optimizer, AccumOptimizer):
                 raise TypeError(f"`optimizers` must be `AccumOptimizer`s. Received: {optimizer!r}.")
             if not optimizer.has_train_op:
-                raise ValueError("A `Saver` needs a train op: create it first, such as with `minimize`.")
+                raise ValueError(
+                    "A `Saver` needs a train op: create it first, such as with `minimize`. [accum: arguments]"
+                )
         if isinstance(var_list, dict):
             raise TypeError(f"`var_list` must be a list of variables. Received: {var_list!r}.")
         self._parts: List[Tuple[str, Any, tf.Operation]] = []
@@ -96,7 +98,10 @@ class Saver(tf.compat.v1.train.Saver):
             of_cycle = re.compile(f"(^|/){re.escape(scope)}/(accum|count_|micro_step)")
             changed = sorted(kept - names) + sorted(name for name in names - here if of_cycle.search(name))
             if changed:
-                _check.warn(f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}.", _check.InexactWarning)
+                _check.warn(
+                    f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}. [accum: restored-cycle]",
+                    _check.InexactWarning,
+                )
 
 
 def _restored_micro_step(save_path: str, names: Set[str], scope: str) -> int:

@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 SAME_LOSSES = (
     "Several losses have accumulators of their own, which each train op of an optimizer shares: pass as many losses to "
-    "each, which depend on the same variables, or use an `AccumOptimizer` for each train op."
+    "each, which depend on the same variables, or use an `AccumOptimizer` for each train op. [accum: several-losses]"
 )
 
 
@@ -157,8 +157,11 @@ def checked(loss: Sequence[Any], weight: Any, options: Sequence[Any]) -> Tuple[L
     if not isinstance(weight, (list, tuple)) or len(weight) != len(losses) or any(one is None for one in weight):
         raise ValueError(
             "Several losses need `weight`: a list with the number of elements that each is a mean over, such as "
-            f"[masked words, sentences]. Received: {len(losses)} losses and weight={weight!r}."
+            f"[masked words, sentences]. Received: {len(losses)} losses and weight={weight!r}. [accum: several-losses]"
         )
     if options:
-        raise ValueError(f"With several losses, `minimize` supports no other arguments. Received: {options!r}.")
+        raise ValueError(
+            f"With several losses, `minimize` supports no other arguments. Received: {options!r}."
+            " [accum: several-losses]"
+        )
     return losses, list(weight)

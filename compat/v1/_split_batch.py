@@ -118,7 +118,7 @@ def split_batch(
     if not _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.compat.v1.split_batch` changes a static graph but was called eagerly: enter a `tf.Graph`, or use "
-            "`accum.value_and_gradients`."
+            "`accum.value_and_gradients`. [accum: graph-mode]"
         )
     size = _check.own_micro_batch_size(micro_batch_size)
     losses = [_require_tensor("loss", one) for one in tf.nest.flatten(loss)]
@@ -127,7 +127,7 @@ def split_batch(
     if not losses or not batched:
         raise ValueError(
             "`split_batch` needs a loss, and a batch of tensors that have the examples along their first axis. "
-            f"Received: loss={loss!r}, batch={batch!r}."
+            f"Received: loss={loss!r}, batch={batch!r}. [accum: split-batch]"
         )
     ends = [_require_tensor("outputs", one) for one in tf.nest.flatten(outputs) if one is not None]
     split = _Split(losses, batched, size, ends)
@@ -144,6 +144,7 @@ def _require_tensor(name: str, value: Any) -> tf.Tensor:
     if name == "batch" and value.shape.rank is None:
         raise ValueError(
             f"The number of axes of each tensor in `batch` must be known: set its shape. Received: {value!r}."
+            " [accum: unknown-shape]"
         )
     return value
 
@@ -173,7 +174,9 @@ def _chosen(plain: "_Split", given: Optional[Dict[Key, bool]]) -> "_Split":
         except NotChosen as reason:
             if given is None:
                 break
-            raise ValueError(f"`given` can't be used in this graph: {reason}. Received: given={given}.") from None
+            raise ValueError(
+                f"`given` can't be used in this graph: {reason}. Received: given={given}. [accum: split-batch]"
+            ) from None
         if given is not None or (split.statistics and split.share() > plain.share()):
             return split
     return plain
@@ -340,7 +343,8 @@ class _Split:
         check = tf1.assert_equal(
             self._is_given,
             True,
-            message=f"The gradients that `split_batch` computes are for given={self._given}, but another value is fed.",
+            message=f"The gradients that `split_batch` computes are for given={self._given}, but another value is fed."
+            " [accum: split-batch]",
         )
         with tf.control_dependencies([check]):
             return tf.identity(upstream)
@@ -382,6 +386,7 @@ class _Split:
             raise ValueError(
                 "An operation before `outputs` that accum does not know must return one row for each example: set the "
                 f"shape of its results, such as [None, 10]. Received: {unclear} of {self._named(op)}."
+                " [accum: split-batch]"
             )
         return True
 
@@ -515,7 +520,7 @@ class _Split:
         if unknown:
             raise ValueError(
                 "The number of axes of what is split must be known: set the shape of what it is computed from. "
-                f"Received: {unknown}."
+                f"Received: {unknown}. [accum: unknown-shape]"
             )
         self._scope = self._graph.get_name_scope() + "/"
         self._images = list({one.name: one for one in map(self._image_of, self._frontier)}.values())
@@ -551,12 +556,16 @@ class _Split:
     def _number_of_examples(self) -> tf.Tensor:
         lengths = [tf.shape(tensor)[0] for tensor in self._batch]
         checks = [
-            tf1.assert_equal(tf.rank(self._graph.get_tensor_by_name(key)), 0, message=f"{key} must be a scalar.")
+            tf1.assert_equal(
+                tf.rank(self._graph.get_tensor_by_name(key)), 0, message=f"{key} must be a scalar. [accum: split-batch]"
+            )
             for key in self._analysis.scalars
         ]
         checks += [
             tf1.assert_equal(
-                length, lengths[0], message=f"All tensors of a batch need one entry for each example: {tensor.name}."
+                length,
+                lengths[0],
+                message=f"All tensors of a batch need one entry for each example: {tensor.name}. [accum: batch-axis]",
             )
             for tensor, length in zip(self._batch[1:], lengths[1:])
         ]
@@ -589,6 +598,7 @@ class _Split:
                 raise ValueError(
                     "`split_batch` can't keep the order of operations that wait for what is computed from the same "
                     f"examples: build {op.name!r} without making others wait for it, and run it with the train op."
+                    " [accum: split-batch]"
                 )
             for outlet in outlets:
                 _tf.graphs.add_control_input(outlet, op)
@@ -745,7 +755,7 @@ class _Split:
         if wrong:
             raise ValueError(
                 "The batch can't be split up to `outputs`, before which each example must be computed by itself, from "
-                f"`batch` and variables. {self._meeting(self._before_outputs)} Received: {wrong}."
+                f"`batch` and variables. {self._meeting(self._before_outputs)} Received: {wrong}. [accum: split-batch]"
             )
 
     def _require_gain(self, rows: Dict[Key, List[_Edge]]) -> None:
@@ -753,13 +763,14 @@ class _Split:
             raise ValueError(
                 "`split_batch` needs operations that take the examples of `batch` and variables, and that keep the "
                 f"examples apart, before any in which they may meet. {self._shortfall()} Received: "
-                f"{[one.name for one in self._batch]}."
+                f"{[one.name for one in self._batch]}. [accum: split-batch]"
             )
         using, inside = self._using()
         if 2 * len(inside) < len(using):
             _check.warn(
                 f"`split_batch` computes {len(inside)} of {len(using)} operations with variables in micro-batches, and "
                 f"the others from the whole batch, with the memory that this takes. {self._shortfall()}"
+                " [accum: not-split]"
             )
 
     def _using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
@@ -1079,13 +1090,13 @@ def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional
     if tf1.get_default_graph() is not op.graph:
         raise ValueError(
             "The gradients of what `split_batch` has split can't be taken within a conditional, loop or function of "
-            f"TensorFlow 2: take them before, and apply them there. Received: {op.name!r}."
+            f"TensorFlow 2: take them before, and apply them there. Received: {op.name!r}. [accum: split-batch]"
         )
     link = _links(op.graph).get(op.name)
     if link is None:
         raise ValueError(
             "The rows that `split_batch` has joined have no gradient in a graph that was imported: build the model in "
-            f"this graph and call `split_batch` in it. Received: {op.name!r}."
+            f"this graph and call `split_batch` in it. Received: {op.name!r}. [accum: split-batch]"
         )
     return [None] * link.number + link.gradients(upstream[: link.number])
 
@@ -1123,7 +1134,7 @@ def _no_gradient(op: tf.Operation, *upstream: tf.Tensor) -> None:
     raise ValueError(
         "A gradient of what `split_batch` has split can't be differentiated again, nor, with batch normalisation, a "
         "loss by the batch: take gradients that are part of the loss before you call `split_batch`. "
-        f"Received: {op.inputs[0].name!r}."
+        f"Received: {op.inputs[0].name!r}. [accum: split-batch]"
     )
 
 

@@ -59,7 +59,7 @@ def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average,
         raise ValueError(
             f"These update ops can't be taken over: {unread}. {remedy} Supported are the averages of batch "
             "normalisation without `renorm`, `zero_debias_moving_mean` and virtual batches, whose `training` is a "
-            "Python bool (or, under TF 1's control flow, a tensor)."
+            "Python bool (or, under TF 1's control flow, a tensor). [accum: moving-averages]"
         )
     return [pair for moments in by_inputs.values() for pair in zip(moments["mean"], moments["variance"])]
 
@@ -92,7 +92,7 @@ def require_none_in_place(ops: Sequence[tf.Operation], update_ops: Sequence[Any]
         raise ValueError(
             "Batch normalisation that updates its averages in place moves them with each micro-batch, by that "
             "micro-batch's statistics: let it add the updates to UPDATE_OPS, such as by leaving out "
-            f"`updates_collections=None`. Received: {in_place}."
+            f"`updates_collections=None`. Received: {in_place}. [accum: moving-averages]"
         )
 
 

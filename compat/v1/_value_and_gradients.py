@@ -24,7 +24,7 @@ from accum.compat.v1._whole_batch import whole_value
 KEYS = tf.compat.v1.GraphKeys
 REFUSAL = (
     "`function` creates a variable in its second call too, instead of using that of its first: create variables and "
-    "Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name."
+    "Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name. [accum: created-twice]"
 )
 
 
@@ -118,7 +118,7 @@ def value_and_gradients(
     if not _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.compat.v1.value_and_gradients` creates ops of a static graph but was called eagerly: enter a "
-            "`tf.Graph`, or use `accum.value_and_gradients`."
+            "`tf.Graph`, or use `accum.value_and_gradients`. [accum: graph-mode]"
         )
     task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
     listed = None if variables is None else checked_variables(_parts(variables))
@@ -199,7 +199,10 @@ class _Calls:
             loss = compute()
         averages = taken_over(additions.of(KEYS.UPDATE_OPS))
         if [id(mean.var) for mean, _ in averages] != [id(mean.var) for mean, _ in self.averages]:
-            raise ValueError("A micro-batch updates other averages of batch normalisation than the one before it.")
+            raise ValueError(
+                "A micro-batch updates other averages of batch normalisation than the one before it."
+                " [accum: unlike-micro-batches]"
+            )
         self._require_losses_once(loss, additions, sources)
         local = (KEYS.UPDATE_OPS, KEYS.LOSSES, KEYS.REGULARIZATION_LOSSES)
         additions.keep(lambda key, added: key not in local and not is_in_loop(added) and additions.is_new(key, added))
@@ -212,5 +215,5 @@ class _Calls:
             raise ValueError(
                 "`function` adds losses of variables to REGULARIZATION_LOSSES itself. It is called twice, and "
                 "would count them twice: add them before, outside of `function`, or pass `regularizer=` where the "
-                f"variable is created. Received: {[one.name for one in added]}."
+                f"variable is created. Received: {[one.name for one in added]}. [accum: function-effects]"
             )

@@ -106,7 +106,7 @@ class _StaticCall:
                 cause = 'are computed only with `whole_batch="batch_norm"`: pass it besides `loss`'
             raise ValueError(
                 "These averages of batch normalisation are updated, but the statistics of the whole batch towards "
-                f"which they move {cause}. Received: {[mean.var.op.name for mean in missing]}."
+                f"which they move {cause}. Received: {[mean.var.op.name for mean in missing]}. [accum: moving-averages]"
             )
         additions = Additions(self._graph)
         value = self._whole.loss(results)
@@ -148,6 +148,7 @@ class _StaticCall:
             raise ValueError(
                 "`function` adds losses of its micro-batch to a collection, but with `loss` its results alone count: "
                 f"return them too, and add them up in `loss`. Received: {[one.name for one in lost]}."
+                " [accum: function-effects]"
             )
         local = (KEYS.UPDATE_OPS, KEYS.LOSSES)
         additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
@@ -213,7 +214,7 @@ def _require_no_effects(ops: Sequence[tf.Operation]) -> None:
     if names:
         raise ValueError(
             "With `whole_batch`, `function` must not assign to variables, but for the averages in UPDATE_OPS: do that "
-            f"outside of it, once. Received: {names}."
+            f"outside of it, once. Received: {names}. [accum: function-effects]"
         )
 
 
@@ -223,7 +224,7 @@ def _require_repeatable(ops: Sequence[tf.Operation]) -> None:
         raise ValueError(
             "With `whole_batch`, `function` must not contain loops and conditionals of TF 1: pass `training` as a "
             "bool, call `tf.compat.v1.enable_control_flow_v2()` first, or leave out `whole_batch`. Received: "
-            f"{names[0]!r} and {len(names) - 1} others."
+            f"{names[0]!r} and {len(names) - 1} others. [accum: function-effects]"
         )
 
 

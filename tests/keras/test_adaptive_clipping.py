@@ -119,7 +119,7 @@ def test_missing_gradients_stay_missing():
 @pytest.mark.law("L17")
 def test_bad_arguments_are_refused():
     ones = [tf.ones([2, 2])]
-    with pytest.raises(ValueError, match="the same length. Received: 1 and 2"):
+    with pytest.raises(ValueError, match="as many as `parameters`. Received: 1 and 2"):
         accum.adaptive_clip_grad(ones, [None, None])
     with pytest.raises(ValueError, match="one entry per parameter. Received: 2 for 1"):
         accum.adaptive_clip_grad(ones, ones, unit_axes=[None, None])

@@ -119,7 +119,7 @@ def test_a_warning_names_the_first_of_many_layers():
     model = tf.keras.Sequential([tf.keras.Input((3,))] + norms + [tf.keras.layers.Dense(1)])
     model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=4, whole_batch=())
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"Received: 9, such as \['norm_0', 'norm_1', 'norm_2'\]\.$") as caught:
+    with pytest.warns(UserWarning, match=r"Received: 9, such as \['norm_0', 'norm_1', 'norm_2'\]\. \[accum") as caught:
         model.fit(X, Y, batch_size=12, verbose=0)
     (warning,) = [one for one in caught if "Received: 9" in str(one.message)]
     assert warning.filename == __file__  # the line that called `fit`, through Keras and TensorFlow
@@ -214,7 +214,9 @@ def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
     model.compile("sgd", "mse", run_eagerly=True)
     model.fit(verbose=0, **options())
     messages = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
-    assert [one.split("Received: ")[1] for one in messages] == ([received + "."] if received else [])
+    assert [one.split("Received: ")[1] for one in messages] == (
+        [received + ". [accum: batch-sizes]"] if received else []
+    )
 
 
 @pytest.mark.law("L17")
@@ -259,10 +261,10 @@ def test_a_batch_is_compared_with_micro_batches_as_a_replica_has_it(recwarn):
     split_already.fit(X[:8], Y[:8], batch_size=8, verbose=0)
     said = [str(one.message) for one in recwarn]
     assert [one.split("Received: ")[1] for one in said if "No batch is split" in one] == [
-        "micro_batch_size=4, batch_size=8, 2 replicas."
+        "micro_batch_size=4, batch_size=8, 2 replicas. [accum: batch-sizes]"
     ]
     (one,) = [one for one in said if "leave out `accum_steps`" in one]
-    assert "Each update counts 16 examples" in one and one.endswith("batch_size=8, 2 replicas.")
+    assert "Each update counts 16 examples" in one and "batch_size=8, 2 replicas. [" in one
 
 
 @pytest.mark.law("L17")

@@ -125,7 +125,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
             _check.warn(
                 "A batch normalization layer is called in the middle of cycles of two optimizers, and would mix their "
                 "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each "
-                f"model a layer of its own. Received: layer {self._layer.name!r}.",
+                f"model a layer of its own. Received: layer {self._layer.name!r}. [accum: batch-norm-layer]",
                 _check.InexactWarning,
             )
 
@@ -366,6 +366,7 @@ class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
             raise ValueError(
                 f"The inputs of {self.name!r} must have rank {expected}, as in its first call: use another layer, or "
                 f"reshape inputs of several ranks to [values, features]. Received: inputs of shape {shape}."
+                " [accum: batch-norm-layer]"
             )
 
     def call(
@@ -382,7 +383,7 @@ class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
         if _tf.graphs.in_static_graph():
             raise ValueError(
                 "In a static graph, no cycle can order the updates that Keras collects: `AccumBatchNormalization` "
-                f"needs accum_steps=1 there. Received: accum_steps={self.accum_steps!r}."
+                f"needs accum_steps=1 there. Received: accum_steps={self.accum_steps!r}. [accum: batch-norm-layer]"
             )
         if isinstance(training, tf.Tensor):
             return tf.cond(
@@ -545,6 +546,7 @@ def _check_supported(options: Options) -> None:
         if options.get(name):
             raise ValueError(
                 f"`AccumBatchNormalization` does not support `{name}`: {reason}. Received: {name}={options[name]!r}."
+                " [accum: batch-norm-layer]"
             )
 
 

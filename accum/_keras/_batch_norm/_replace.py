@@ -86,14 +86,17 @@ class _Replacer:
             config = dict(layer.get_config(), accum_steps=self._accum_steps)
             return AccumBatchNormalization(**dict(config, synchronized=_tf.batch_norm.is_synchronized(layer)))
         if hasattr(layer, "moving_variance"):
-            words = "{} is a {}, which has its own moving statistics and code: it is not replaced."
+            words = (
+                "{} is a {}, which has its own moving statistics and code: it is not replaced. [accum: batch-norm-kept]"
+            )
             _check.warn(words.format(layer.name, type(layer).__name__), _check.InexactWarning)
         norms = _tf.batch_norm.batch_norms_in(layer)
         inner = [norm.name for norm in norms if not isinstance(norm, AccumBatchNormalization)]
         if inner:
             _check.warn(
                 f"{layer.name} is a {type(layer).__name__}, whose inner layers {_check.shown(inner)} are not replaced: "
-                "use `accum.AccumBatchNormalization` in the layer's own code, or in the wrapper.",
+                "use `accum.AccumBatchNormalization` in the layer's own code, or in the wrapper."
+                " [accum: batch-norm-kept]",
                 _check.InexactWarning,
             )
         return type(layer).from_config(layer.get_config())

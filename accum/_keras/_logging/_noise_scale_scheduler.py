@@ -62,7 +62,7 @@ class NoiseScaleScheduler(StepLogger):
     def on_train_begin(self, logs: Optional[Logs] = None) -> None:
         super().on_train_begin(logs)
         if self._why_none:
-            _check.warn(f"`NoiseScaleScheduler` changes nothing: {self._why_none}.")
+            _check.warn(f"`NoiseScaleScheduler` changes nothing: {self._why_none}. [accum: step-logger]")
         now = self._synchronized()
         self._optimizer.accum_steps = max(self.max_accum_steps, 2)  # raises now if there can be no accumulators
         self._optimizer.accum_steps = now

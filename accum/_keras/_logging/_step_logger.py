@@ -132,6 +132,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             raise ValueError(
                 "Two callbacks can't follow the steps of one model: pass one `StepLogger`, or only a "
                 f"`NoiseScaleScheduler`, which logs the same. Received: a second one beside {self!r}."
+                " [accum: step-logger]"
             )
         self._begin_anew()
         self._is_training = True
@@ -260,15 +261,17 @@ class StepLogger(tf.keras.callbacks.Callback):
 
 def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
     if _tf.graphs.in_static_graph():
-        raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution.")
+        raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution. [accum: step-logger]")
     if _tf.strategies.is_parameter_server(model.distribute_strategy):
         raise ValueError(
             "`StepLogger` does not follow the workers of parameter servers. "
-            f"Received: {type(model.distribute_strategy).__name__}."
+            f"Received: {type(model.distribute_strategy).__name__}. [accum: parameter-servers]"
         )
     optimizers = accumulating_optimizers(model)
     if len(optimizers) != 1:
-        raise ValueError(f"`StepLogger` follows a model with one optimizer. Received: {optimizers!r}.")
+        raise ValueError(
+            f"`StepLogger` follows a model with one optimizer. Received: {optimizers!r}. [accum: step-logger]"
+        )
     return optimizers[0]
 
 

@@ -104,7 +104,7 @@ class StepRecorder:
             self._at_end()
             internals.unfinished_row = self._unfinished()
         except Exception as error:  # the user sees the one that has ended `fit`
-            _check.warn(f"The last steps could not be logged. Received: {error!r}.")
+            _check.warn(f"The last steps could not be logged. Received: {error!r}. [accum: step-logger]")
         internals.recorder = None
         own = accumulation_of(self._model)
         if own is not None:

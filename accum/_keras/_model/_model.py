@@ -227,14 +227,14 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if isinstance(accum_steps, tf.keras.Model):
             raise TypeError(
                 "To let a model accumulate, call `GradientAccumulateModel.from_model(model, …)`; the class itself "
-                f"takes `inputs` and `outputs`. Received: {accum_steps!r}."
+                f"takes `inputs` and `outputs`. Received: {accum_steps!r}. [accum: arguments]"
             )
         model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
         of_keras = {name: passed[name] for name in MODEL_OPTIONS if passed[name] is not _check.LEFT_OUT}
         if not args and not ("inputs" in of_keras and "outputs" in of_keras):
             raise ValueError(
                 "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model. For any other "
-                "model, use `GradientAccumulateModel.from_model`."
+                "model, use `GradientAccumulateModel.from_model`. [accum: from-model]"
             )
         if is_functional((), of_keras) and not isinstance(self, _tf.models.Functional):
             # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
@@ -296,7 +296,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if isinstance(model, GradientAccumulateModel):
             raise ValueError(
                 "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
-                f"{model!r}."
+                f"{model!r}. [accum: wrapped-twice]"
             )
         model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
         made = _tf.models.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
@@ -327,7 +327,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if self._has_own_accum_steps():
             return super().accum_steps
         if accumulation_of(self) is None:
-            raise AttributeError("`accum_steps` is known when the model has been created.")
+            raise AttributeError("`accum_steps` is known when the model has been created. [accum: set-later]")
         return self._steps_in_use
 
     @accum_steps.setter
@@ -338,7 +338,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 _check.warn(
                     "`accum_steps` belongs to the optimizers, which the model does not have yet, so this is an "
                     "attribute of your own: pass `accum_steps` where the model is created, or set it after `compile`. "
-                    f"Received: accum_steps={value!r}."
+                    f"Received: accum_steps={value!r}. [accum: set-later]"
                 )
             self.__dict__["accum_steps"] = value
             return
@@ -362,12 +362,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if self._accum.size.tokens is not None:
             raise ValueError(
                 "The batches of this model are split by `micro_batch_tokens`: create another model with "
-                f"`micro_batch_size`. Received: {size!r}."
+                f"`micro_batch_size`. Received: {size!r}. [accum: set-later]"
             )
         if _check.micro_batch_size(size) is None:
             raise ValueError(
                 "`micro_batch_size` can't be removed from a model: set it to the size of the batches, which then are "
-                "not split. Received: None."
+                "not split. Received: None. [accum: set-later]"
             )
         arguments = self._accum.options.arguments
         arguments["micro_batch_size"] = size
@@ -485,7 +485,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if any(last_cycle != ending.last_cycle for last_cycle in others):
             raise ValueError(
                 "The model ends its cycles by itself: leave out the `FlushCallback`, and pass the model `last_cycle`. "
-                f"Received: last_cycle={others[0]!r}, for a model with {ending.last_cycle!r}."
+                f"Received: last_cycle={others[0]!r}, for a model with {ending.last_cycle!r}. [accum: epoch-end]"
             )
         if not is_list:
             return [ending] + listed
@@ -511,7 +511,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             _check.warn(
                 f"Each update counts {steps * batches.size} examples, because the model splits each batch into "
                 "micro-batches and also accumulates `accum_steps` batches. For an update after each batch, leave out "
-                f"`accum_steps`. Received: accum_steps={steps}, {received}."
+                f"`accum_steps`. Received: accum_steps={steps}, {received}. [accum: batch-sizes]"
             )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -535,6 +535,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             _check.warn(
                 f"`{name}` is an option of accum, and an attribute of this name changes nothing: pass "
                 f"`{name}` where the model is created. If it is an attribute of your own, set it before."
+                " [accum: set-later]"
             )
 
     def _maybe_symbolic_build(self, iterator: Optional[Iterator[Data]] = None, data_batch: Data = None) -> None:
@@ -658,7 +659,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
             _check.warn(
                 f"An unfinished cycle is left out of {where}: call `model.optimizer.flush()` first, or save a "
-                "`tf.train.Checkpoint`, which keeps it.",
+                "`tf.train.Checkpoint`, which keeps it. [accum: unfinished-cycle]",
             )
 
     def get_config(self) -> Config:

@@ -113,7 +113,7 @@ class SizeInUse:
           described: what was measured.
         """
         self.limit = size
-        _check.warn(f"`micro_batch_size` is {size} from now on: {described}.")
+        _check.warn(f"`micro_batch_size` is {size} from now on: {described}. [accum: auto-size]")
 
     def halve(self, count: int, error: Optional[BaseException]) -> None:
         """Halve the size after memory has run out.
@@ -129,13 +129,13 @@ class SizeInUse:
         if tried <= 1:
             raise RuntimeError(
                 "Memory ran out with one example at a time: `micro_batch_size` can't be reduced further. Use smaller "
-                "examples or a smaller model, or recompute activations with `tf.recompute_grad`."
+                "examples or a smaller model, or recompute activations with `tf.recompute_grad`. [accum: out-of-memory]"
             ) from error
         self.limit = tried // 2
 
     def report(self) -> None:
         """Tell the user the size that has turned out to fit."""
-        _check.warn(f"Memory ran out, so `micro_batch_size` is {self.limit} from now on.")
+        _check.warn(f"Memory ran out, so `micro_batch_size` is {self.limit} from now on. [accum: auto-size]")
 
 
 class BatchesOfFit(NamedTuple):
@@ -321,7 +321,7 @@ class ModelOptions:
         if accum_steps is _check.LEFT_OUT:
             _check.warn(
                 "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps`, "
-                "`micro_batch_size` or `micro_batch_tokens`.",
+                "`micro_batch_size` or `micro_batch_tokens`. [accum: no-accumulation]",
             )
             accum_steps = 1
         agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)
@@ -338,14 +338,14 @@ class ModelOptions:
             raise ValueError(
                 "`micro_batch_tokens` makes micro-batches of different sizes, and micro_batch_weight='equal' would "
                 "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
-                "divides by, or pass `reduction='sum'` for a loss that is a sum."
+                "divides by, or pass `reduction='sum'` for a loss that is a sum. [accum: arguments]"
             )
         splits = (micro_batch_size, micro_batch_tokens) != (None, None)
         if (splits or micro_batch_weight != "equal") and _tf.graphs.in_static_graph():
             raise ValueError(
                 "Keras in graph mode never calls `train_step`, which would split batches and weight micro-batches: "
                 "compile a plain model with `GradientAccumulateOptimizer`, or pass `accum_steps` alone and "
-                "micro_batch_weight='equal'."
+                "micro_batch_weight='equal'. [accum: graph-mode]"
             )
         return cls(arguments, options, last_cycle, micro_batch_weight)
 
@@ -508,7 +508,8 @@ class ModelAccumulation:
             if what is not None and self.is_first_time("given up"):
                 _check.warn(
                     "With `whole_batch=()`, what sees several examples at once sees a micro-batch, and it isn't proven "
-                    f"that the step is that of the full batch: leave out `whole_batch`. Received: {what}.",
+                    f"that the step is that of the full batch: leave out `whole_batch`. Received: {what}."
+                    " [accum: whole-batch-off]",
                     _check.InexactWarning,
                 )
             return
@@ -585,7 +586,7 @@ class ModelAccumulation:
         if self.is_first_time("batches of one part"):
             _check.warn(
                 "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
-                f"train on larger batches. Received: {received}."
+                f"train on larger batches. Received: {received}. [accum: batch-sizes]"
             )
 
     def is_first_time(self, what: str) -> bool:
@@ -636,7 +637,8 @@ class ModelOptimizers:
         ):
             _check.warn(
                 "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` "
-                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`).",
+                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
+                " [accum: unfinished-cycle]",
                 _check.InexactWarning,
             )
         for optimizer in accumulating:
@@ -670,7 +672,7 @@ class ModelOptimizers:
         if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
             raise ValueError(
                 "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
-                "optimizer, or restore a checkpoint after `compile`."
+                "optimizer, or restore a checkpoint after `compile`. [accum: loss-scale]"
             )
         inner = _tf.optimizers.without_loss_scale_of_another(inner)
         return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)

@@ -68,7 +68,7 @@ class _Interface(_tf.tracking.TrackedAsInner):
         if self.__dict__.get("_is_ready") and name in FIXED and not hasattr(self._inner, name):
             raise AttributeError(
                 f"`{name}` of an optimizer that accumulates can't be changed: create another one, with `{name}=…`. "
-                f"Received: {value!r}."
+                f"Received: {value!r}. [accum: set-later]"
             )
         is_public = self.__dict__.get("_is_ready") and not name.startswith("_") and not hasattr(type(self), name)
         if is_public and name not in self.__dict__ and hasattr(self._inner, name):
@@ -188,6 +188,7 @@ class _Keras3Interface(_NewInterface):
             raise ValueError(
                 "There must be a gradient, or None, for each variable for which the optimizer was built: call `build` "
                 f"first, or pass the variables. Received: {len(grads)} gradients for {len(variables)} variables."
+                " [accum: gradients]"
             )
         self.apply_gradients(list(zip(grads, variables)))
 
@@ -199,7 +200,7 @@ class _Keras3Interface(_NewInterface):
             with tf.GradientTape() as tape:
                 loss = loss()
         elif tape is None:
-            raise ValueError("`tape` is required when a `tf.Tensor` is passed as `loss`.")
+            raise ValueError("`tape` is required when a `tf.Tensor` is passed as `loss`. [accum: arguments]")
         variables = list(var_list() if callable(var_list) else var_list)
         grads = tape.gradient(loss, [_tf.variables.native(var) for var in variables])
         return self.apply_gradients(list(zip(grads, variables)))

@@ -112,7 +112,7 @@ class Internals:
                 "`accum.GradientAccumulateModel.from_model(model, micro_batch_size=…, whole_batch='batch_norm')`, or "
                 "in a loop of your own with `accum.value_and_gradients` and the same `whole_batch`. "
                 "`accum.replace_batchnorm_layers` makes the moving statistics alone those of the full batch. "
-                f"Received: {_check.shown(names)}.",
+                f"Received: {_check.shown(names)}. [accum: batch-norm]",
                 _check.InexactWarning,
             )
 
@@ -130,7 +130,7 @@ class Internals:
                 "batch: let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass it as "
                 "`transform=`; or pass `micro_batch_size` instead of `accum_steps` to a `GradientAccumulateModel`, "
                 "whose train step then runs once for the full batch. Received: operations of type "
-                f"{sorted({op.type for op in found})}, such as {found[-1].name!r}.",
+                f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
                 _check.InexactWarning,
             )
 
@@ -151,7 +151,7 @@ class Internals:
             raise ValueError(
                 "`weighing` has a value from outside of the `tf.function` that takes the gradients, which would keep "
                 "the weight of its first call: enter `weighing` in the function, pass `weight=` to `apply_gradients`, "
-                f"or weigh by a `tf.Variable`. Received: {weight!r}."
+                f"or weigh by a `tf.Variable`. Received: {weight!r}. [accum: traced-weight]"
             )
         return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
 
@@ -260,14 +260,14 @@ class KerasAdapter(OptimizerAdapter):
         if overwritten:
             raise ValueError(
                 "A variable that is overwritten with its gradient, such as a float8 scale, has no mean over "
-                f"micro-batches, so it can't be trained with accumulation. Received: {overwritten}."
+                f"micro-batches, so it can't be trained with accumulation. Received: {overwritten}. [accum: gradients]"
             )
         refused = _tf.inner_optimizer.refused_by_inner(self._wrapper.optimizer, variables)
         if refused:
             raise ValueError(
                 "The inner optimizer has been built for a list of variables, to which no others can be added: call "
                 "`build` with all variables first, or create a new optimizer. Received: "
-                f"{[var.name for var in refused]}."
+                f"{[var.name for var in refused]}. [accum: variable-list]"
             )
 
     def unwrapped(
@@ -387,6 +387,7 @@ class GradientAccumulateOptimizer:
         if accum_steps is _check.LEFT_OUT:
             _check.warn(
                 "`accum_steps` was not given, so each micro-batch makes a step: pass it, or 1 if that is meant."
+                " [accum: no-accumulation]"
             )
             accum_steps = 1
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
@@ -395,7 +396,7 @@ class GradientAccumulateOptimizer:
             raise ValueError(
                 "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; a `transform` does "
                 "not: use a LossScaleOptimizer around this optimizer. Received: "
-                f"loss_scale_factor={inner.loss_scale_factor!r}."
+                f"loss_scale_factor={inner.loss_scale_factor!r}. [accum: loss-scale]"
             )
         _tf.tracking.stop_automatic_tracking(self)
         _tf.tracking.begin_as_optimizer(self, super().__init__, name)
@@ -557,10 +558,14 @@ class GradientAccumulateOptimizer:
     def _between_replicas(self, function: Callable[[], tf.Operation]) -> Wait:
         if not self._cycle.is_built:
             if not tf.executing_eagerly() and not self._cycle.is_passthrough:
-                raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
+                raise ValueError(
+                    "`flush` and `reset` can't be traced before the first micro step has been traced."
+                    " [accum: unfinished-cycle]"
+                )
             if _tf.tracking.awaited_names(self._cycle.state):
                 _check.warn(
-                    "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch.",
+                    "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch."
+                    " [accum: restored-cycle]",
                 )
             return None
         with contextlib.ExitStack() as stack:
@@ -608,7 +613,10 @@ class GradientAccumulateOptimizer:
         old = self._cycle.plan
         new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
         if old.is_schedule or new.is_schedule:
-            raise ValueError("A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer.")
+            raise ValueError(
+                "A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer."
+                " [accum: set-later]"
+            )
         if self._cycle.is_settable:
             self._cycle.counter.request(new)  # from the next cycle on
         elif not new.is_passthrough and not self._has_run:
@@ -617,7 +625,7 @@ class GradientAccumulateOptimizer:
         elif not new.is_passthrough:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
-                f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}."
+                f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}. [accum: set-later]"
             )
 
     @property
@@ -642,7 +650,7 @@ class GradientAccumulateOptimizer:
             raise ValueError(
                 "`has_stepped` is not known while a train step runs on the micro-batches of a batch: the optimizer "
                 "makes its step after all of them. Do what follows a step in a callback (`on_train_batch_end`), or "
-                "leave out `whole_batch`, and the train step runs once per batch."
+                "leave out `whole_batch`, and the train step runs once per batch. [accum: has-stepped]"
             )
         if self._cycle.is_built:
             return self._cycle.has_stepped()
@@ -729,7 +737,7 @@ class GradientAccumulateOptimizer:
             raise ValueError(
                 f"{cls.__name__} is derived from the class of an accumulating optimizer: its methods would be lost. "
                 f"Derive from `accum.{root.__name__}`. In place of an optimizer around it that averages gradients over "
-                "workers, pass `transform` a function that does so."
+                "workers, pass `transform` a function that does so. [accum: derived-optimizer]"
             )
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
@@ -745,6 +753,7 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
         raise ValueError(
             "`optimizer` accumulates already: create it with the options of the model that takes it (`accum_steps`, "
             f"`transform` and others), or pass the optimizer inside of it. Received: {optimizer!r}."
+            " [accum: wrapped-twice]"
         )
     if not _tf.optimizers.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
         hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.optimizers.is_graph_optimizer(optimizer) else ""
@@ -756,25 +765,25 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
         if getattr(part, "gradient_accumulation_steps", None):
             raise ValueError(
                 "`optimizer` accumulates already, through Keras: leave out its `gradient_accumulation_steps`. "
-                f"Received: gradient_accumulation_steps={part.gradient_accumulation_steps!r}."
+                f"Received: gradient_accumulation_steps={part.gradient_accumulation_steps!r}. [accum: wrapped-twice]"
             )
     if callable(getattr(inner, "_allreduce_grads", None)):
         raise ValueError(
             "`optimizer` is a DistributedOptimizer of Horovod, which averages gradients over workers where it computes "
             "them, and an accumulating optimizer is only given gradients: leave it out, and average them in a "
-            f"`transform`, which is called once per step. Received: {inner!r}."
+            f"`transform`, which is called once per step. Received: {inner!r}. [accum: horovod]"
         )
     if _tf.optimizers.is_loss_scale_optimizer(inner):
         raise ValueError(
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "
-            "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps))."
+            "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps)). [accum: loss-scale]"
         )
     own_ways = _tf.optimizers.own_ways_to_gradients(inner)
     if own_ways:
         _check.warn(
             f"`{type(inner).__name__}` computes gradients in methods of its own, which nobody calls: an accumulating "
             "optimizer is only given gradients. Pass what these methods do to gradients as `transform`, which is "
-            f"called once per step. Received: {own_ways}.",
+            f"called once per step. Received: {own_ways}. [accum: clipping]",
             _check.InexactWarning,
         )
     return inner

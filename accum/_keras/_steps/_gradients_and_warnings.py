@@ -130,13 +130,13 @@ class Collector:
         if not branches:
             raise ValueError(
                 f"The train step {what} within a `tf.function` of its own, which a step over micro-batches can't look "
-                "into. Remove the decorator: Keras traces the train step anyway."
+                "into. Remove the decorator: Keras traces the train step anyway. [accum: inner-function]"
             )
         raise ValueError(
             f"The train step {what} within a conditional or loop on tensors (`tf.cond`, `tf.while_loop`, or an `if` or "
             "`for` that AutoGraph converts), which a step over micro-batches can't look into. Move the call out of it; "
             "or use a plain `tf.keras.Model`, compute the gradients by `accum.value_and_gradients` before the "
-            f"conditional, and apply them in it. Received: {branches[-1].name!r}."
+            f"conditional, and apply them in it. Received: {branches[-1].name!r}. [accum: inner-function]"
         )
 
 
@@ -251,7 +251,7 @@ class TrainStep:
         if any(map(_tf.graphs.is_loop_body, _tf.graphs.graphs_within(self._graph))):
             raise ValueError(
                 f"`{self._name}` calls batch normalization in a loop, and only the moments of the last call would be "
-                f"kept: call it without a loop. Received: layer {layer!r}."
+                f"kept: call it without a loop. Received: layer {layer!r}. [accum: batch-norm-layer]"
             )
 
     def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -262,7 +262,7 @@ class TrainStep:
                     f"`{self._name}` computes with the weights of {first!r} after it has called this optimizer, and "
                     f"then calls {optimizer!r}. At the full batch its loss would see the updated weights; over "
                     "micro-batches it sees the old ones. Use a separate train step or loop for each update, or compute "
-                    "all losses first.",
+                    "all losses first. [accum: train-step-order]",
                     _check.InexactWarning,
                 )
 
@@ -273,6 +273,7 @@ class TrainStep:
                 "One cycle would mix gradients for different weights, unlike any full batch. Instead, pass "
                 "`micro_batch_size` alone, with which the train step runs once and each call of a network is split; "
                 "or use a separate train step or loop, and a separate optimizer, for each update."
+                " [accum: train-step-order]"
             )
 
     def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -281,13 +282,14 @@ class TrainStep:
             self.note(optimizer)
             _check.warn(
                 f"`{self._name}` calls {optimizer!r}, which is not an attribute of the model: each micro-batch has the "
-                "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model.",
+                "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model."
+                " [accum: optimizer-not-found]",
                 _check.InexactWarning,
             )
             return
         raise ValueError(
             f"`{self._name}` applies gradients with an optimizer that does not accumulate. {_REMEDY} Received: "
-            f"{optimizer!r}."
+            f"{optimizer!r}. [accum: optimizer-not-found]"
         )
 
     def check(self, may_call_none: bool, followed: Optional[tf.keras.optimizers.Optimizer]) -> None:
@@ -301,11 +303,13 @@ class TrainStep:
             raise ValueError(
                 f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
                 f"{_REMEDY} Found: {[type(optimizer.optimizer).__name__ for optimizer in self._optimizers]}."
+                " [accum: optimizer-not-found]"
             )
         if followed is not None and id(followed) not in self._calls and not may_call_none:
             raise ValueError(
                 f"Batch normalisation follows the cycles of {followed!r}, which `{self._name}` does not call: take "
                 "it out of the model's attributes, or pass to `compile` the optimizers that are called."
+                " [accum: batch-norm-layer]"
             )
         if not self.is_traced:
             return
@@ -452,7 +456,7 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
         _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
-            f"variables in a callback {other_way}. Changed: {names}.",
+            f"variables in a callback {other_way}. Changed: {names}. [accum: changed-variables]",
             _check.InexactWarning,
         )
 
@@ -501,7 +505,7 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
         whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
     _check.warn(
         f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes the moving statistics alone those of the full "
-        f"batch. Received: {_check.shown(own.batch_norms_in_training)}.",
+        f"batch. Received: {_check.shown(own.batch_norms_in_training)}. [accum: batch-norm]",
         _check.InexactWarning,
     )
 
@@ -516,7 +520,7 @@ def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
         _check.warn(
             "Batch normalization that is always in training normalises by micro-batches in `evaluate` and `predict` "
             "too, unlike the full batch: pass `whole_batch='batch_norm'`, or call the layers without `training=True`. "
-            f"Received: {layers}.",
+            f"Received: {layers}. [accum: batch-norm]",
             _check.InexactWarning,
         )
 
@@ -698,7 +702,8 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
             "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
             "batch. Pass `micro_batch_size` alone, or let all losses divide by examples: give "
             "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
-            f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
+            f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}."
+            " [accum: loss-counts]",
             _check.InexactWarning,
         )
 
@@ -765,7 +770,7 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
         _check.warn(
             "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
             "them than the full batch: add their mean, or pass `micro_batch_size`, without "
-            f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}.",
+            f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}. [accum: added-losses]",
             _check.InexactWarning,
         )
 
@@ -780,7 +785,7 @@ def warn_of_summed_activities(model: tf.keras.Model) -> None:
             "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
             "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
             "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
-            f"{layers}.",
+            f"{layers}. [accum: added-losses]",
             _check.InexactWarning,
         )
 
@@ -798,7 +803,7 @@ _MEANS_OVER_LABELS = {
 _MEAN_OF_SUMS = (
     "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
     "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
-    "is a mean."
+    "is a mean. [accum: sum]"
 )
 
 
@@ -832,7 +837,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
             f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "
             "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
             "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
-            "that are means, or pass `micro_batch_size` alone.",
+            "that are means, or pass `micro_batch_size` alone. [accum: sum]",
             _check.InexactWarning,
         )
     if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
@@ -840,7 +845,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
             f"{name} has a `train_step` or `compute_loss` of its own. `reduction='sum'` adds up the batches of a "
             "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
             "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` alone, "
-            "or `accum_steps` alone.",
+            "or `accum_steps` alone. [accum: sum]",
             _check.InexactWarning,
         )
 
@@ -857,6 +862,7 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:
         _check.warn(
             f"The loss of {type(model).__name__} is a mean over the labels other than -100, whose number differs "
-            "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them.",
+            "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them."
+            " [accum: loss-counts]",
             _check.InexactWarning,
         )

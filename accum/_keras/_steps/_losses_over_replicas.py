@@ -50,7 +50,7 @@ class ReplicaLosses:
             raise ValueError(
                 "Over the outputs of several replicas, losses must be means, or all have the reduction SUM: compile "
                 "such losses, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own. "
-                f"Received: reductions {_tf.losses.reductions(container)}."
+                f"Received: reductions {_tf.losses.reductions(container)}. [accum: replicas-loss]"
             )
         self.is_used = True
         arguments = y_true, y_pred, sample_weight
@@ -92,6 +92,6 @@ def _has_axis(leaf: PerReplica) -> bool:
             "Over the outputs of several replicas, what a loss receives (targets, outputs, sample weights, and inputs "
             "if it is a `compute_loss`) must be dense tensors of real numbers: make them so, or pass "
             "`replicas_per_group={'loss': 1}`, with which each replica computes its own loss. Received: "
-            f"{leaf!r}."
+            f"{leaf!r}. [accum: replicas-loss]"
         )
     return True

@@ -303,7 +303,7 @@ class StepMetrics:
                 f"The metric {metric.name!r} is updated once for each micro-batch, which is only exact if it adds up "
                 "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
                 "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
-                "or loop of the train step's own, or leave out `whole_batch`.",
+                "or loop of the train step's own, or leave out `whole_batch`. [accum: metrics]",
                 _check.InexactWarning,
             )
 
@@ -339,7 +339,7 @@ class StepMetrics:
         if tf.is_tensor(leaf) and not tf.executing_eagerly():
             raise ValueError(
                 "The logs of a train step over micro-batches must be numbers or results of metrics, which can be "
-                f"averaged. Received: {leaf!r}."
+                f"averaged. Received: {leaf!r}. [accum: metrics]"
             )
         return _Entry(other=leaf)
 
@@ -356,7 +356,7 @@ class StepMetrics:
             _check.warn(
                 "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
                 "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
-                f"Received: {logs!r}.",
+                f"Received: {logs!r}. [accum: metrics]",
                 _check.InexactWarning,
             )
 

@@ -50,7 +50,7 @@ IN_UPDATE = (
     "Memory ran out while the optimizer made its step, or after it, so some weights may be updated and others not: "
     "restore a checkpoint. Splitting the batch further does not help an update: the optimizer's variables and one "
     "gradient have to fit beside the weights. A train step that computes more gradients after an update needs a number "
-    "as `micro_batch_size`."
+    "as `micro_batch_size`. [accum: out-of-memory]"
 )
 
 LOGS, SUMS = "logs", "sums"
@@ -145,7 +145,7 @@ class AutoSizedSteps:
                 _check.warn(
                     f"The first step needed {gauge.peak() / MIB:,.0f} MiB of {gauge.name}, but only "
                     f"{gauge.limit / MIB:,.0f} MiB may be used (`memory_limit`). The optimizer's step can't be "
-                    "measured in advance: pass a lower `memory_limit`, or set `micro_batch_size`."
+                    "measured in advance: pass a lower `memory_limit`, or set `micro_batch_size`. [accum: auto-size]"
                 )
         self._watched = []
 
@@ -286,7 +286,7 @@ class AutoSizedSteps:
             peaks = None
             _check.warn(
                 "Memory could not be measured with a part of a batch, so `micro_batch_size` stays 'auto', which halves "
-                f"it whenever memory runs out. Received: {error!r}."
+                f"it whenever memory runs out. Received: {error!r}. [accum: auto-size]"
             )
         finally:
             self._restore(kept)
@@ -463,7 +463,7 @@ class AutoSizedSteps:
         if any(gate.passes > 1 for gate in self._gates.values()) and self._model._accum.is_first_time("later updates"):
             _check.warn(
                 'The train step updates several times, and `micro_batch_size="auto"` measures what comes before the '
-                "first update. If memory runs out later, pass a number as `micro_batch_size`.",
+                "first update. If memory runs out later, pass a number as `micro_batch_size`. [accum: auto-size]",
             )
 
     def _eager_handles(self) -> List[tf.Tensor]:

@@ -78,6 +78,7 @@ def _told_by(model: tf.keras.Model, x: Nested, inputs: Sequence[Leaf]) -> _Told:
         "`micro_batch_tokens` needs to know where each sequence ends: pass ragged inputs or a dict with an "
         "'attention_mask', begin the model by `Embedding(…, mask_zero=True)` or `Masking`, or pass `sequence_lengths=`,"
         f" a function of x that returns the lengths of its examples. Received: x of {_described(inputs)}."
+        " [accum: tokens-input]"
     )
 
 
@@ -119,7 +120,7 @@ def _padded_inputs(inputs: Sequence[Leaf]) -> List[tf.Tensor]:
     if not timed:
         raise ValueError(
             "`micro_batch_tokens` trims the time axis of inputs, axis 1, and no input has one: pass `micro_batch_size`."
-            f" Received: x of {_described(inputs)}."
+            f" Received: x of {_described(inputs)}. [accum: tokens-input]"
         )
     unknown = [leaf for leaf in timed if leaf.shape[1] is None]
     longest = max([leaf.shape[1] for leaf in timed if leaf.shape[1] is not None] or [0])
@@ -133,7 +134,7 @@ def _padded_length(leaves: Sequence[tf.Tensor]) -> Tuple[Size, List[Wait]]:
     if len(static) > 1:
         raise ValueError(
             "`micro_batch_tokens` trims the inputs of a batch to one length, so they must be padded to one length. "
-            f"Received: inputs of lengths {static}."
+            f"Received: inputs of lengths {static}. [accum: tokens-input]"
         )
     return lengths[0], [_same_length(leaf, lengths[0]) for leaf in leaves[1:]]
 
@@ -149,7 +150,8 @@ def _same_length(leaf: tf.Tensor, padded: Size) -> Wait:
         tf.shape(leaf)[1],
         padded,
         message="`micro_batch_tokens` trims axis 1 of everything in which its length varies, so it must be the same "
-        "length: pad all sequences of a batch to one length, or give axis 1 of what is no sequence a static length.",
+        "length: pad all sequences of a batch to one length, or give axis 1 of what is not a sequence a static length."
+        " [accum: tokens-padding]",
     )
 
 
@@ -212,6 +214,7 @@ def _check_inputs_of_model(model: tf.keras.Model, padded: Size) -> None:
         raise ValueError(
             "`micro_batch_tokens` trims the time axis, and the model has inputs of one length: create them with "
             f"`tf.keras.Input((None, …))`. Received: inputs of shape {[tuple(shape) for shape in fixed]}."
+            " [accum: tokens-input]"
         )
 
 

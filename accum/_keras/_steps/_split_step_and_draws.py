@@ -75,7 +75,7 @@ class SplitStep:
                 "A recurrent layer with `stateful=True` has a state for each example of a batch, and splitting the "
                 "batch would hand the states of one micro-batch to the next. Leave out `micro_batch_size` (with "
                 "`accum_steps`, each batch continues the one before it, as in plain Keras), or create the layer "
-                f"without `stateful`. Received: {stateful}."
+                f"without `stateful`. Received: {stateful}. [accum: stateful]"
             )
 
     def _over_micro_batches(
@@ -179,7 +179,8 @@ class SplitStep:
         if sums and self._model.losses:
             _check.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
-                "model, which then count once for each micro-batch: compile a loss that is a mean.",
+                "model, which then count once for each micro-batch: compile a loss that is a mean."
+                " [accum: sum]",
                 _check.InexactWarning,
             )
         return totals
@@ -213,7 +214,7 @@ class SplitStep:
             raise ValueError(
                 "Batch normalization that is synchronized over replicas can't be in a loop over micro-batches, whose "
                 "number may differ between replicas: use `AccumBatchNormalization` without `synchronized`, or "
-                f"`accum_steps` without `micro_batch_size`. Received: {synchronized}."
+                f"`accum_steps` without `micro_batch_size`. Received: {synchronized}. [accum: replicas]"
             )
 
     def _parts_of(self, call: Call, is_first: bool) -> Nested:
@@ -349,6 +350,7 @@ class SplitStep:
                     raise ValueError(
                         "The outputs of micro-batches are concatenated, so each must be a tensor whose first axis is "
                         f"the batch: predict with a model without `micro_batch_size`. Received: {output!r}."
+                        " [accum: batch-axis]"
                     )
             return tf.nest.map_structure(Rows, outputs)
 
@@ -467,7 +469,8 @@ class BatchDraws:
         except LookupError:
             _check.warn(
                 "Random numbers differ with the number of replicas: those of a model without dropout or noise layers "
-                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example.",
+                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example."
+                " [accum: random-numbers]",
                 _check.InexactWarning,
             )
             return 0
@@ -586,6 +589,6 @@ def warn_of_eager_draws(model: tf.keras.Model) -> None:
     if draws and model._accum.is_first_time("eager draws"):
         _check.warn(
             "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "
-            "`run_eagerly` for the numbers of the whole batch.",
+            "`run_eagerly` for the numbers of the whole batch. [accum: random-numbers]",
             _check.InexactWarning,
         )

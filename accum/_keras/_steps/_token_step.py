@@ -31,6 +31,7 @@ class TokenStep(SplitStep):
             raise ValueError(
                 "`micro_batch_tokens` cuts a batch by its lengths, and XLA compiles for fixed shapes only: pass "
                 "`jit_compile=True` to `compile`, and XLA compiles each micro-batch instead of the whole step."
+                " [accum: tokens-xla]"
             )
         self._compiles_parts = steps.model._accum.compiles_micro_batches and not tf.executing_eagerly()
         self._budget = budget
@@ -48,7 +49,7 @@ class TokenStep(SplitStep):
         if self._compiles_parts and sequences.padded is None:
             raise ValueError(
                 "XLA compiles for fixed shapes only, and ragged inputs have none: pad them, and mask padding or pass "
-                "`sequence_lengths`, or compile with `jit_compile=False`."
+                "`sequence_lengths`, or compile with `jit_compile=False`. [accum: tokens-xla]"
             )
         self._trimmed = trimmed = TrimmedTime(self._model, self._output_shapes(data, sequences))
         self._batches = TokenBatches(
@@ -130,7 +131,8 @@ class TokenStep(SplitStep):
             _check.warn(
                 f"`micro_batch_tokens` trims padding, and can't tell whether it counts in losses that {where}: the "
                 "update is that of the full batch if padding has no part in them and they are means over examples; "
-                "else pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts what they divide by.",
+                "else pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts what they divide by."
+                " [accum: tokens-padding]",
                 _check.InexactWarning,
             )
 

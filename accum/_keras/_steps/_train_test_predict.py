@@ -245,7 +245,7 @@ class ModelSteps:
                 "The losses of micro-batches are either averaged or added up, which a loss of reduction NONE leaves "
                 "open, as do sums beside means: leave out `whole_batch`, and any loss is computed over the whole "
                 "batch, or let all losses be means (`reduction='sum_over_batch_size'`) or all sums "
-                f"(`reduction='sum'`). Received: reductions {_tf.losses.reductions(container)}."
+                f"(`reduction='sum'`). Received: reductions {_tf.losses.reductions(container)}. [accum: sum]"
             )
         return _tf.losses.sums_over_examples(container)
 

@@ -94,7 +94,7 @@ class TrimmedTime:
             raise ValueError(
                 "`micro_batch_tokens` trims axis 1 of a target that is as long as the padded sequences, but that of "
                 "the output is not the time: pad the sequences to another length. Received: target of shape "
-                f"{target.shape}, output {call.name!r} of shape {output.shape}."
+                f"{target.shape}, output {call.name!r} of shape {output.shape}. [accum: tokens-padding]"
             )
 
     def _check_padding(self, call: LossCall) -> None:
@@ -102,13 +102,14 @@ class TrimmedTime:
             raise ValueError(
                 "Losses are means over the last axis, which is the time of this output, padding included: give it a "
                 f"last axis of length 1, as `Dense(1)` has. Received: output {call.name!r} of shape "
-                f"{call.output.shape}."
+                f"{call.output.shape}. [accum: tokens-padding]"
             )
         elements = _tf.losses.elements_of_users_loss(call)
         if elements is not None and (elements.shape.rank or 0) < 2:
             raise ValueError(
                 "With `micro_batch_tokens`, a loss of an output that has a time axis must return one number for each "
                 f"time step, with shape [examples, time]. Received: shape {elements.shape} for {call.name!r}."
+                " [accum: tokens-padding]"
             )
         if _tf.losses.mask_of(call.output) is not None:
             return
@@ -122,7 +123,7 @@ class TrimmedTime:
                 "Padding counts in the loss of an output without a mask, and `micro_batch_tokens` trims it: let layers "
                 "pass the mask on (`mask_zero=True`, `supports_masking`), pass a `sample_weight` of shape "
                 "[examples, time] that is 0 at padding, or a loss with an `ignore_class`. Received: output "
-                f"{call.name!r}."
+                f"{call.name!r}. [accum: tokens-padding]"
             )
 
     def warn_of_metric(self, metric: tf.keras.metrics.Metric, args: Sequence[Any], kwargs: Options) -> None:
@@ -138,7 +139,7 @@ class TrimmedTime:
             _check.warn(
                 f"The metric {metric.name!r} counts padding, which `micro_batch_tokens` trims, so its value differs "
                 "from that of the full batch: pass it as one of `weighted_metrics`, with a `sample_weight` that is 0 "
-                "at padding.",
+                "at padding. [accum: tokens-padding]",
                 _check.InexactWarning,
             )
 
@@ -167,7 +168,7 @@ class TrimmedTime:
         message = (
             "`micro_batch_tokens` scales a mean over time steps by the share of them that it keeps, so axis 1 of an "
             "output must be as long as the sequences: shift or shorten them before `fit` instead of in the step or in "
-            f"layers, or pass `micro_batch_size`. Received: {what} of another length."
+            f"layers, or pass `micro_batch_size`. Received: {what} of another length. [accum: tokens-padding]"
         )
         tf.debugging.assert_equal(length, self.length, message)
 
@@ -208,18 +209,21 @@ class TrimmedTime:
                 _check.warn(
                     "`micro_batch_tokens` trims padding, and can't check that it has a weight of 0, because the train "
                     "step computes the weights: pass them to `fit` as `sample_weight`, or make sure that they are 0 "
-                    f"there. Received: outputs {self._needs_zero_weights}.",
+                    f"there. Received: outputs {self._needs_zero_weights}. [accum: tokens-padding]",
                     _check.InexactWarning,
                 )
             for leaf in trimmed:
                 message = (
                     "Padding has a `sample_weight` other than 0, and `micro_batch_tokens` trims it: pass 0 there, or "
-                    f"let layers pass a mask on. Received: outputs {self._needs_zero_weights}."
+                    f"let layers pass a mask on. Received: outputs {self._needs_zero_weights}. [accum: tokens-padding]"
                 )
                 made.append(tf.debugging.assert_equal(_at_padding(leaf, lengths, 0), tf.zeros_like(leaf), message))
         for name, ignored in self._ignored:
             for leaf in _trimmed_among(targets, timed):
-                message = f"Padding has a target other than the `ignore_class`={ignored} of the loss of {name!r}."
+                message = (
+                    f"Padding has a target other than the `ignore_class`={ignored} of the loss of {name!r}."
+                    " [accum: tokens-padding]"
+                )
                 expected = tf.fill(tf.shape(leaf), tf.cast(ignored, leaf.dtype))
                 made.append(tf.debugging.assert_equal(_at_padding(leaf, lengths, ignored), expected, message))
         return [check for check in made if check is not None]
@@ -275,6 +279,7 @@ def check_batch_norms(model: tf.keras.Model) -> None:
         raise ValueError(
             "Batch normalization over time steps counts padding, which `micro_batch_tokens` trims: use layer "
             f"normalization, freeze these layers, or pass `micro_batch_size`. Received: {_check.shown(names)}."
+            " [accum: tokens-padding]"
         )
 
 
@@ -348,7 +353,7 @@ def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Option
     if model._accum.is_first_time("probe of padding"):
         _check.warn(
             "`micro_batch_tokens` trims padding, and can't check whether the outputs of the model depend on it, "
-            f"because {why}. The update is that of the full batch if they do not.",
+            f"because {why}. The update is that of the full batch if they do not. [accum: tokens-padding]",
             _check.InexactWarning,
         )
     return None
@@ -372,7 +377,7 @@ def _differences(
     message = (
         "The outputs of the model for a sequence depend on its padding, so `micro_batch_tokens`, which trims it, would "
         "change them: give the model a mask (`mask_zero=True`, `Masking`, an attention mask) that all layers respect, "
-        f"check `sequence_lengths`, or pass `micro_batch_size`.{hint}"
+        f"check `sequence_lengths`, or pass `micro_batch_size`.{hint} [accum: tokens-padding]"
     )
     checks: List[Wait] = []
     for one, other in zip(tf.nest.flatten(trimmed), tf.nest.flatten(whole)):

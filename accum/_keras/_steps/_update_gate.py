@@ -74,6 +74,7 @@ class UpdateGate(Gate):
             raise ValueError(
                 'With `micro_batch_size="auto"`, a train step can\'t call an optimizer in a `tf.function` with '
                 "`jit_compile=True` of its own: remove it, or pass a number as `micro_batch_size`."
+                " [accum: auto-impossible]"
             )
         with tf.control_dependencies(grads):
             begun = self._begin()
@@ -97,5 +98,7 @@ class UpdateGate(Gate):
     @staticmethod
     def _leave(grads: List[tf.Tensor], graph: Optional[tf.Graph]) -> None:
         if graph is not None and any(grad.graph is not graph for grad in grads):
-            raise ValueError("The optimizer is called in a function or conditional of the step's own.")
+            raise ValueError(
+                "The optimizer is called in a function or conditional of the step's own. [accum: inner-function]"
+            )
         raise EndOfTrial(grads)

@@ -191,7 +191,7 @@ def _dense(tensor: Leaf) -> tf.Tensor:
     if not isinstance(tensor, tf.Tensor):
         raise ValueError(
             "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or pass "
-            f"`whole_batch=()`. Received: {tensor!r}."
+            f"`whole_batch=()`. Received: {tensor!r}. [accum: batch-axis]"
         )
     return tensor
 
@@ -230,7 +230,7 @@ def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
         "An operation that looks across examples, such as batch normalization, can't be computed over the whole batch "
         "within a loop or conditional, whose body may run any number of times: take it out of there, or pass "
         "`whole_batch=()`. "
-        f"Received: {layer.name!r}."
+        f"Received: {layer.name!r}. [accum: whole-batch-loop]"
     )
 
 
@@ -247,7 +247,7 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
         if tf.is_tensor(training):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
-                f"Received: training={training!r} for {layer.name!r}."
+                f"Received: training={training!r} for {layer.name!r}. [accum: training-flag]"
             )
         if not (training and layer.trainable):
             return _tf.batch_norm.call_batch_norm(own, inputs, training, mask)
@@ -255,6 +255,7 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
         if reason is not None:
             raise ValueError(
                 f"The layer {layer.name!r} can't be computed over the whole batch: {reason}. Received: {layer!r}."
+                " [accum: batch-norm-layer]"
             )
         _require_here(layer, marks)
         return BatchNormBarrier(layer, len(marks.statistics)).call(inputs, mask, marks)
@@ -333,7 +334,10 @@ class _Added:
 def _entries(loss: tf.Tensor, count: Size) -> tf.Tensor:
     """Return the entries of a loss by examples, with their number in an axis of its own."""
     shape = tf.shape(loss)
-    message = "A loss that a layer adds must be a scalar, or have the same number of entries for each example."
+    message = (
+        "A loss that a layer adds must be a scalar, or have the same number of entries for each example."
+        " [accum: added-losses]"
+    )
     with tf.control_dependencies([tf.debugging.assert_equal(shape[0] % tf.maximum(count, 1), 0, message)]):
         entries = tf.reshape(loss, tf.concat([[count, shape[0] // tf.maximum(count, 1)], shape[1:]], axis=0))
     entries.set_shape([None, None] + loss.shape.as_list()[1:])
@@ -456,7 +460,7 @@ class WholeBatchCalls:
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
             _check.warn(
                 f"The layer {layer.name!r} is computed for the whole batch at once, which is exact but saves no "
-                f"memory, because it can't be split: {error}"
+                f"memory, because it can't be split: {error} [accum: not-split]"
             )
 
     def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
@@ -531,14 +535,15 @@ class WholeBatchCalls:
         ):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
-                f"Received: training={training!r}."
+                f"Received: training={training!r}. [accum: training-flag]"
             )
 
         if tf.executing_eagerly() and model._accum.is_first_time("traced eagerly"):
             _check.warn(
                 "With `whole_batch`, the Python code of the model's `call` runs once, even with `run_eagerly=True`. "
                 "What it reads or changes in Python stays as it was then, such as an attribute that a callback sets or "
-                "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change.",
+                "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change."
+                " [accum: python-once]",
                 _check.InexactWarning,
             )
         leaves = [leaf for leaf in arguments.leaves if not tf.is_tensor(leaf)]
@@ -608,7 +613,7 @@ class WholeBatchStep(SplitStep):
                 raise ValueError(
                     f"`{_tf.models.name_of_class(model)}.train_step` computes a loss that can't be computed over the "
                     "outputs of all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
-                    "`replicas_per_group={'loss': 1}`, with which each replica computes its own."
+                    "`replicas_per_group={'loss': 1}`, with which each replica computes its own. [accum: replicas-loss]"
                 )
         finally:
             del calls[replica]
@@ -618,7 +623,7 @@ class WholeBatchStep(SplitStep):
             _check.warn(
                 f"`{step}` calls no layer with weights, such as `self(x, training=True)` or `self.encoder(x)`, so its "
                 "batch is computed at once, which is exact but saves no memory: let it call one, outside of a "
-                "`tf.function` of its own."
+                "`tf.function` of its own. [accum: not-split]"
             )
 
     def _check_batch_norms(self) -> None:
@@ -659,7 +664,7 @@ class WholeBatchStep(SplitStep):
         if not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step"):
             raise ValueError(
                 "With several workers, `micro_batch_size='auto'` can't run a `train_step` of your own, because what "
-                "follows its update would run before it: pass a number as `micro_batch_size`."
+                "follows its update would run before it: pass a number as `micro_batch_size`. [accum: auto-impossible]"
             )
         with contextlib.ExitStack() as stack:
             for optimizer in scaled:
@@ -683,7 +688,7 @@ class WholeBatchStep(SplitStep):
         if any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers)) and _replicas.count() > 1:
             raise ValueError(
                 "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "
-                "pass a number as `micro_batch_size`, or train in bfloat16."
+                "pass a number as `micro_batch_size`, or train in bfloat16. [accum: auto-impossible]"
             )
 
     def test(self, data: Data) -> Logs:
