@@ -1,6 +1,6 @@
 """Every message about a program has an entry in docs/troubleshooting.md. Reads source only, so it needs no TensorFlow.
 
-A message ends with the code of its entry, `[accum: epoch-end]`, and the address of the entry ends with `#epoch-end`. No
+A message contains the code of its entry, `[accum: epoch-end]`, and the address of the entry ends with `#epoch-end`. No
 code needs what says all about one argument: "`x` must be …. Received: x=…".
 """
 
