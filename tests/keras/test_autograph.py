@@ -205,6 +205,28 @@ def test_no_function_of_accum_is_converted_in_fit(mode):
     assert converted(run) <= OF_OTHERS | {"tf__test_function", "tf__predict_function"}
 
 
+class TwoCalls(tf.keras.Model):
+    """A train step of its own, which AutoGraph converts on TensorFlow 2.2."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) + tf.reduce_mean(self(-x, training=True) ** 2)
+        grads, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+def test_no_function_of_accum_is_converted_in_a_train_step_of_ones_own():
+    inputs = tf.keras.Input((3,))
+    hidden = tf.keras.layers.BatchNormalization()(tf.keras.layers.ActivityRegularization(0.1)(inputs))
+    plain = TwoCalls(inputs, tf.keras.layers.Dense(1)(hidden))
+    model = accum.GradientAccumulateModel.from_model(plain, micro_batch_size=3)
+    model.compile(tf.keras.optimizers.SGD(0.1), **NOT_BY_XLA)
+    names = converted(lambda: model.fit(X, Y, batch_size=8, verbose=0))
+    assert names <= OF_OTHERS | {"tf__train_step", "tf____call__"}  # the `__call__` is Keras'
+
+
 @pytest.mark.slow
 def test_no_function_of_accum_is_converted_in_a_loop():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])

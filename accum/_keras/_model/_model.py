@@ -601,6 +601,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             setattr(self, name, getattr(AutoSizedSteps(self), name))
         return getattr(self, name)
 
+    @_tf.graphs.run_as_written
     def __call__(self, *args: object, **kwargs: object) -> Nested:
         own = accumulation_of(self)
         call, whole = super().__call__, None if own is None else own.call_in_step()

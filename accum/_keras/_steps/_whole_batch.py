@@ -414,6 +414,7 @@ class WholeBatchCalls:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.is_used = False
 
+    @_tf.graphs.run_as_written
     def of_model(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
         """Call the model.
 
@@ -431,6 +432,7 @@ class WholeBatchCalls:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return Arguments(args, kwargs, graph is not None and graph is not self._graph)
 
+    @_tf.graphs.run_as_written
     def of_layer(
         self,
         layer: tf.keras.layers.Layer,
