@@ -40,14 +40,10 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     own = set(map(_name_of, moments))  # and what spreads a mean
     own |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}
     counting = [name for name in found.counting if name not in own]
-    is_proven = (
-        not counting
-        and all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
-        and all(_pools(found, mark.moments) for mark in trace.statistics)
-        and all(_adds_up(found, loss) for loss in trace.losses)
-    )
-    if is_proven:
-        return []
+    unlike = [_name_of(loss.value) for loss in trace.losses if not _adds_up(found, loss)]
+    are_apart = all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
+    if are_apart and not counting and all(_pools(found, mark.moments) for mark in trace.statistics):
+        return unlike
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
     return met or counting or [name for name in found.reduces if name not in own] or names
 

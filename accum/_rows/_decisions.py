@@ -656,7 +656,12 @@ class Decisions:
             return others[0] if len(others) == 1 else None
         if node.type not in SUMS or len(set(others)) != 1:
             return None
-        return others[0] if others[0] == "mean" or kinds == others else None  # a constant is the mean of itself
+        rest = [key for key, kind in zip(node.inputs, kinds) if kind == "constant"]  # which is the mean of itself
+        return others[0] if others[0] == "mean" or all(map(self._is_zero, rest)) else None
+
+    def _is_zero(self, key: Key) -> bool:
+        values = self.values.get(key)
+        return values is not None and not np.any(values)
 
     def _is_count(self, key: Key) -> bool:
         """Whether a scalar is a constant times the number of examples."""

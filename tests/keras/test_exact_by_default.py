@@ -228,6 +228,17 @@ def test_what_sees_the_whole_batch_sees_all_of_it(program):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
 
 
+def test_activity_regularizers_are_split_because_they_are_means_over_the_examples():
+    """What Keras computes of both kinds is `0.0 + sum + sum`, divided by the number of examples."""
+
+    def program():
+        return dense(layers.ActivityRegularization(0.1, 0.01), layers.BatchNormalization()), X, "mse"
+
+    plain, split, x, loss = pair(program, micro_batch_size=SIZE)
+    with silent(UserWarning):
+        assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
 @pytest.mark.parametrize("program", mainly(sorted(BATCHWISE), "own clipping", "loss of the batch"))
 def test_what_is_given_up_differs_and_is_named(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE, whole_batch=())

@@ -405,6 +405,7 @@ SCALARS = {
     "sum": (lambda x: tf.reduce_sum(x * x), "sum"),
     "sum of sums": (lambda x: 2.0 * tf.reduce_sum(x) - tf.nn.l2_loss(x), "sum"),
     "sums of features": (lambda x: tf.reduce_sum(tf.reduce_sum(x, 0)), "sum"),
+    "sum and zero": (lambda x: 0.0 + 0.1 * tf.reduce_sum(x), "sum"),
     "mean": (lambda x: tf.reduce_mean(x), "mean"),
     "mean and a constant": (lambda x: 3.0 + tf.reduce_mean(x) / 4.0, "mean"),
     "sum by number": (lambda x: 0.1 * tf.reduce_sum(x) / (2.0 * size_of(x)), "mean"),
