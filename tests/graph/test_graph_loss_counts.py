@@ -97,7 +97,7 @@ WEIGHTS = [pytest.param(None, id="unweighted"), pytest.param(lambda p: p.size, i
 
 
 @pytest.mark.law("L4", "L17")
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", mainly(WEIGHTS, "unweighted"))
 @pytest.mark.parametrize("name", SUM_LOSSES)
 def test_a_loss_that_adds_up_examples_is_named(name, weight):
     assert_named(SUMS, SUM_LOSSES[name], weight)
@@ -162,7 +162,7 @@ MASKED_MEANS = {
 
 
 @pytest.mark.law("L5", "L17")
-@pytest.mark.parametrize("weight", WEIGHTS + [pytest.param("count", id="by what counts")])
+@pytest.mark.parametrize("weight", mainly(WEIGHTS + [pytest.param("count", id="by what counts")], "by examples"))
 @pytest.mark.parametrize("name", MASKED_MEANS)
 def test_a_mean_over_a_mask_that_nothing_weighs_by_is_named(name, weight):
     loss, count = MASKED_MEANS[name]

@@ -529,9 +529,7 @@ def trained_and_evaluated(normalize, size):
 
 
 @pytest.mark.law("L19")
-@pytest.mark.parametrize(
-    "normalize", mainly(SWITCHED, switched_by_hand, switched_by_layers), ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("normalize", mainly(SWITCHED, switched_by_layers), ids=lambda one: one.__name__)
 def test_batch_normalisation_may_be_switched_by_a_placeholder(normalize, control_flow):
     assert_switched(normalize)
 

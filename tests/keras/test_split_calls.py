@@ -502,7 +502,13 @@ def assert_same(values, expected):
 @pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
 @pytest.mark.filterwarnings("error:The layer .* is computed for the whole batch at once")
-@pytest.mark.parametrize("make, run_eagerly", [(make, False) for make in MODELS] + [(AutoEncoder, True)])
+@pytest.mark.parametrize(
+    "make, run_eagerly",
+    mainly(
+        [(make, False) for make in MODELS] + [(AutoEncoder, True)],
+        *[(make, False) for make in (AutoEncoder, BothAtOnce, Momentum)],
+    ),
+)
 def test_a_step_that_calls_several_networks_is_that_of_the_full_batch(make, run_eagerly):
     expected, logs = plain(make)
     weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6, whole_batch="all")
