@@ -16,8 +16,8 @@ INTERRUPTED = 128 + 2  # and for one that Ctrl-C ended
 PROG = "python -m accum"
 STATUSES = (
     "Exit status: 0 if all is well; 1 if the command found something, such as a divergence, or failed; 2 for wrong "
-    "arguments, or if TensorFlow is missing and the command needs it; 130 after Ctrl-C; 141 if the reader of the "
-    "output, such as `| head`, has gone. `COMMAND --help` says what 1 means for a command."
+    "arguments, or if TensorFlow is missing and the command needs it; 130 after Ctrl-C; 141 if the program that "
+    "reads the output, such as `| head`, has ended. `COMMAND --help` says what 1 means for a command."
 )
 
 

@@ -126,7 +126,7 @@ def measured(job):
         tree = os.path.realpath(tree)
         extract(git_directory(folder, entry["repository"]), entry, tree)
         reports = reported(tree)
-    weak = [name for name, lines in reports.items() if all("speaks of gradient accumulation" in line for line in lines)]
+    weak = [name for name, lines in reports.items() if all("mentions gradient accumulation" in line for line in lines)]
     result = {"missed": sorted(set(entry["files"]) - set(reports)), "weak": sorted(weak), "others": []}
     result["others"] = sorted(set(reports) - set(entry["files"]))
     return dict(entry, **result)

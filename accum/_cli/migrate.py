@@ -13,7 +13,7 @@ from accum._migrate import files, pipes, spoken, users
 DESCRIPTION = (
     "Rewrite code that accumulates gradients with another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
     "keras-gradient-accumulation, bojone's AccumOptimizer, AdamAccumulate, Keras 3's own argument) to use accum. Code "
-    "that uses Horovod or StyleGAN2, adds gradients up by hand, or only speaks of that, is reported but not rewritten. "
+    "that uses Horovod or StyleGAN2, adds gradients up by hand, or only mentions that, is reported but not rewritten. "
     "The changes are printed as a unified diff and written only with --write. Code that cannot be rewritten without "
     "changing the numbers, or is not understood, is left as it is and reported. Exit status: 0 if nothing accumulates, "
     "or if all of it is rewritten (without --write: would be); 1 if something is left for you to do; 2 for a wrong "

@@ -5,7 +5,7 @@ import re
 from accum._migrate import guide
 
 REASON = (
-    "this file speaks of gradient accumulation, but what it does was not recognised. Look here; if it accumulates, "
+    "this file mentions gradient accumulation, but its code was not recognised. Look here; if it accumulates, "
     + guide.see("Loops of your own")
 )
 # `gradient_accumulation_steps` is followed as an argument of Keras; AdaGrad has accumulators too.

@@ -289,9 +289,9 @@ class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
     end such a cycle; in `fit`, `FlushCallback` calls them.
 
     Frequent questions:
-      *Does training use the statistics of the full batch?* Only in a model with `micro_batch_size` and
-      `whole_batch="batch_norm"`, which needs no layer of this class. Otherwise not: a forward pass can only normalise
-      by the statistics of its own micro-batch, because the other micro-batches are not available yet. So the network
+      *Does training use the statistics of the full batch?* Only in a model with `micro_batch_size`, which needs no
+      layer of this class (unless `whole_batch=()` opts out). Otherwise a forward pass can only normalise by the
+      statistics of its own micro-batch, because the other micro-batches are not available yet. So the network
       trains like one whose batch size is that of the micro-batch ("ghost" batch normalisation), but its inference uses
       the statistics of the full batch. On the choice of batch statistics, and when they mislead, see Wu and Johnson,
       "Rethinking 'Batch' in BatchNorm", 2021, arXiv:2110.12484.

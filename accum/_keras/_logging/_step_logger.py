@@ -29,9 +29,10 @@ class StepLogger(tf.keras.callbacks.Callback):
       micro-batches with their mean. Batches much smaller than it make noisy updates, and a larger batch saves steps;
       batches much larger than it save next to none.
 
-    The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, with
-    `micro_batch_tokens`, and with a loss that sums over examples. `fit` ends with a sentence that says whether a larger
-    batch would still help, if the noise scale is certain enough for that.
+    The noise scale is NaN where it can't be known: in a step of a single micro-batch, where losses or batch
+    normalization are computed over the whole batch, with `micro_batch_tokens`, and with a loss that sums over examples.
+    `fit` ends with a sentence that says whether a larger batch would still help, if the noise scale is certain enough
+    for that.
 
     With several workers, each of them has the rows of all workers together, and the first one writes the files.
 
@@ -45,9 +46,9 @@ class StepLogger(tf.keras.callbacks.Callback):
         1 - 1 / average_over times as much as the one after it.
       verbose: 1 to print the sentence at the end of `fit`, 0 for nothing.
       append: whether to add to `filename` if it exists, as for a resumed run; False: write it anew.
-      on_step: function that is called with each row, a dict from the names above, and "step", to numbers, such as
-        `ray.train.report` or `wandb.log`; None: none. It gets several rows in turn after every second or so; with
-        several workers, on each of them, at the end of each epoch.
+      on_step: function that is called with each row, such as `ray.train.report` or `wandb.log`; None: none. A row is a
+        dict that maps the names above, and "step", to numbers. About once a second, the function gets the rows since
+        then, one by one; with several workers, each worker gets them at the end of each epoch.
 
     Attributes:
       history: dict from each of the names above, and "step", to a list with one number per step. Keras' own `History`

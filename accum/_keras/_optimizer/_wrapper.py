@@ -643,7 +643,7 @@ class GradientAccumulateOptimizer:
         `nonfinite="skip_cycle"` skipped it.
 
         Raises:
-          ValueError: a train step reads it that `micro_batch_size` runs once per micro-batch, before there is a step.
+          ValueError: a train step that runs once per micro-batch of a split batch reads it, before there is a step.
         """
         train_step = self._internals.train_step
         if train_step is not None and train_step.collector is not None:
