@@ -174,6 +174,7 @@ def run(name, folder, python, is_tf2, what):
             raise Failed(reason_in(done.stdout.decode(errors="replace")))
         with open(out) as file:
             record.update(json.load(file))
+        record["said"] = [text.replace(trees[1] + os.sep, "") for text in record.get("said", ())]
     if record.get("calls"):  # of this script, in the place of the program's own, which would import accum too
         record["added"] += record.pop("calls") + 1
     return record

@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Optional, Sequence
 
-from accum._rows._decisions import Decision, Decisions, Guess, worst
+from accum._rows._decisions import Decision, Decisions, Guess, has_rows, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
 from accum._rows._shapes import ConstantBatchSize, NotImported
@@ -94,6 +94,10 @@ class Analysis:
             return False
         keys = enumerate(self._decided.nodes[op_name].inputs)
         return any(self.is_count(key) and not self.shapes_only(op_name, index) for index, key in keys)
+
+    def holds_rows(self, tensor_name: str) -> bool:
+        """Whether a tensor, or a list that it stands for, holds examples apart, also where no slice of it does."""
+        return has_rows(self._states.get(tensor_name))
 
     def has_met(self, tensor_name: str) -> bool:
         """Whether examples have met in a tensor other than by a reduction."""

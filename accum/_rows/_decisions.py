@@ -408,7 +408,7 @@ class Decisions:
             predicate = states[1]
             is_known_later = predicate is not None and predicate.kind in ("whole", "joined")
             is_behind = is_known_later and not self._is_invariant(node)
-            if _has_rows(states[0]) and self._is_chosen_within(node):
+            if has_rows(states[0]) and self._is_chosen_within(node):
                 self._meet(node, "within a function, a choice depends on how many examples there are")
                 return [joined(level_of(states[0]) + 1)] * 2
             results = [_behind(states[0], predicate) if is_behind else states[0]] * 2
@@ -496,8 +496,8 @@ class Decisions:
         if node.type in OF_SHAPE:
             return self._of_shape(node, states, level)
         pairs = [self.shapes.dims(key) for key in node.outputs]
-        has_rows = any(_has_rows(state) for state in states)
-        if not has_rows and not any(_depends_on_count(pair) for pair in pairs):
+        is_of_rows = any(has_rows(state) for state in states)
+        if not is_of_rows and not any(_depends_on_count(pair) for pair in pairs):
             return self._of_numbers(node, states, level, pairs)
         if node.type not in RULES:
             self.unruled.append(node.type)
@@ -548,13 +548,13 @@ class Decisions:
             is_known = dims[0] is not None and (node.type == "Rank" or None not in dims[0])
             if not is_known:
                 raise Meets("the shape of its input is not known")
-            if not _has_rows(state) and node.type != "Rank" and _depends_on_count(dims):
+            if not has_rows(state) and node.type != "Rank" and _depends_on_count(dims):
                 raise Meets("the shape of its input depends on the number of examples")
         self._say(node, "size")
         return [SIZE] * len(node.dtypes)
 
     def _on_lists(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
-        takes_opaque = node.type.startswith("FusedBatchNormGrad") and states[5:] and _has_rows(states[0])
+        takes_opaque = node.type.startswith("FusedBatchNormGrad") and states[5:] and has_rows(states[0])
         if takes_opaque:
             return self._by_rule(node, states[:5] + [None], max(level_of(state) for state in states))
         if node.type not in ON_LISTS:
@@ -689,8 +689,9 @@ def _is_new_meeting(state: Optional[State], states: Sequence[Optional[State]]) -
     return state is not None and state.kind == "joined" and not was_joined
 
 
-def _has_rows(state: Optional[State]) -> bool:
-    return state is not None and (state.kind == "rows" or (state.kind == "list" and _has_rows(state.element)))
+def has_rows(state: Optional[State]) -> bool:
+    """Whether a state is that of rows, or of a list of them."""
+    return state is not None and (state.kind == "rows" or (state.kind == "list" and has_rows(state.element)))
 
 
 def _at_least(state: Optional[State], level: int) -> Optional[State]:

@@ -13,7 +13,7 @@ Both loops are loops of TensorFlow 1, whose operations are in the graph itself. 
 computes nothing of the second loop, and of each loop only what is fetched.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -244,7 +244,9 @@ class _Split:
         self._ops = _sorted(ops if self._branches is None else ops & self._branches.ops)
         self._depending = set(self._ops)
         operations = self._graph.get_operations()
-        self._of_variables = _reached([op for op in operations if op.type in VARIABLES], users)
+        variables = [op for op in operations if op.type in VARIABLES]
+        self._of_variables = _reached(variables, users)
+        self._of_values = _reached(variables, users, LENGTHS)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
         self._not_constant = _reached(not_constant, users)
         images = [self._image(loss) for loss in self._losses]
@@ -254,7 +256,7 @@ class _Split:
         self._trusted: Set[tf.Operation] = set()
         self._analysis = self._analysed(users)
         self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
-        self._feed_draws()
+        self._feed_known()
         self._joined: Dict[Key, tf.Tensor] = {}
         self._inlets: Dict[Key, _Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
@@ -398,12 +400,17 @@ class _Split:
         line = _tf.graphs.line_of(self._source(op))
         return repr(self._source(op).name) + (f" (made in {line})" if line else "")
 
-    def _feed_draws(self) -> None:
-        """Let random numbers and initial states that depend on no variable be made once, and cut into rows."""
+    def _feed_known(self) -> None:
+        """Let rows that depend on no variable, and are made for the whole batch, be made once and cut.
+
+        They are random numbers, initial states, and what may look at all examples, such as a gradient of its own.
+        """
         for op in self._ops:
-            is_made = _is_random(op) or op.type in MADE
-            if is_made and op not in self._of_variables and self._analysis.rows(op.outputs[0].name) is not None:
-                self._fed[op.outputs[0].name] = op.outputs[0]
+            if op in self._of_variables:
+                continue
+            is_whole = op in self._before_losses and _tf.graphs.outermost_frame(op) is None
+            if _is_random(op) or op.type in MADE or (is_whole and not self._keeps_apart(op, set())):
+                self._fed.update((one.name, one) for one in op.outputs if self._analysis.rows(one.name) is not None)
 
     def _proven(self, barriers: Set[tf.Operation]) -> Set[tf.Operation]:
         """Return the operations that keep examples apart, and whose operands are rows or known before.
@@ -450,7 +457,7 @@ class _Split:
             return verdict.kind == "reduces"
         is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
         is_number = verdict.kind == "behind" and not any(self._analysis.has_met(one.name) for one in op.outputs)
-        if verdict.kind not in ("rows", "size") and not ((barriers or is_within) and is_number):
+        if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
@@ -464,6 +471,12 @@ class _Split:
         drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
+
+    def _is_same(self, op: tf.Operation) -> bool:
+        """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""
+        return not any(
+            self._analysis.rows(one.name) is not None or self._analysis.is_count(one.name) for one in op.inputs
+        )
 
     def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
         """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
@@ -482,9 +495,15 @@ class _Split:
         return any(user not in candidates and user in self._depending for one in lists for user in one.consumers())
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
+        """Whether a tensor is inside, or is known before: one that the whole batch and each micro-batch share.
+
+        If a number depends on variables by the shape of what is inside alone, that is computed up to there once more.
+        """
         op = tensor.op
-        is_known_before = op not in self._depending or op not in self._of_variables
-        return tensor.name in self._fed or op in candidates or is_known_before
+        if tensor.name in self._fed or op in candidates or op not in self._depending:
+            return True
+        is_before = op not in (self._of_variables if self._analysis.is_size(tensor.name) else self._of_values)
+        return is_before and not self._analysis.holds_rows(tensor.name)
 
     def _is_taken(self, op: tf.Operation, index: int) -> bool:
         """Whether an operation takes an input as it is in the graph, computed from the whole batch."""
@@ -709,8 +728,10 @@ class _Split:
         return tensor.op in self._inside and tensor.op in self._of_variables and not self._is_statistic(tensor)
 
     def _known_before(self) -> Set[tf.Operation]:
-        """Return the operations from which the inside takes numbers of the batch, which can't wait for the loop."""
-        taken = [tensor.op for op in self._inside for i, tensor in enumerate(op.inputs) if self._is_taken(op, i)]
+        """Return the operations from which rows inside take numbers of the batch, which can't wait for the loop."""
+        of_rows = [op for op in self._inside if any(self._analysis.holds_rows(one.name) for one in op.outputs)]
+        inside = self._inside.intersection(_tf.op_walks.ancestors(of_rows))
+        taken = [tensor.op for op in inside for i, tensor in enumerate(op.inputs) if self._is_taken(op, i)]
         return set(_tf.op_walks.ancestors(taken)) & self._depending
 
     def _rows_behind(self, key: Key) -> List[tf.Tensor]:
@@ -1183,13 +1204,15 @@ def _is_random(op: tf.Operation) -> bool:
     return _tf.random_ops.random_op_of(op) is not None
 
 
-def _reached(starts: Sequence[tf.Operation], users: Dict[tf.Operation, List[tf.Operation]]) -> Set[tf.Operation]:
-    """Return operations and all that are computed from them, through loops too."""
+def _reached(
+    starts: Sequence[tf.Operation], users: Dict[tf.Operation, List[tf.Operation]], ends: Container[str] = ()
+) -> Set[tf.Operation]:
+    """Return operations and all that are computed from them, through loops too, but not through types of `ends`."""
     found: Set[tf.Operation] = set()
     stack = list(starts)
     while stack:
         op = stack.pop()
-        if op not in found:
+        if op not in found and op.type not in ends:
             found.add(op)
             stack += users.get(op, [])
     return found

@@ -10,6 +10,7 @@ from public_programs._program import (
     Program,
     fed,
     integers,
+    namespace,
     normal,
     split,
     stand_in,
@@ -147,6 +148,112 @@ def autoencoder():
     return (uniform(36), normal(4)), build
 
 
+def slim_yolov3():
+    import model as program
+    from utils import layer_utils, misc_utils
+
+    slim = layer_utils.slim
+    whole = slim.conv2d
+
+    @slim.add_arg_scope
+    def conv2d(inputs, filters, *arguments, **options):
+        return whole(inputs, filters // THIN if filters % 32 == 0 else filters, *arguments, **options)
+
+    anchors = 4 + 60 * np.random.RandomState(1).uniform(size=(9, 2)).astype("float32")
+
+    def build(accum_steps, images, *labels):
+        # As in `train.py`, which is a script around files of images.
+        training = tf.placeholder_with_default(True, [], "phase_train")
+        yolo = program.yolov3(2, anchors, use_static_shape=False)
+        with tf.variable_scope("yolov3"), mock.patch.object(slim, "conv2d", conv2d):
+            maps = yolo.forward(images, is_training=training)
+        loss = yolo.compute_loss(maps, labels)
+        loss[0] = split(loss[0], (images, *labels))
+        step = tf.Variable(0.0, trainable=False)
+        optimizer = misc_utils.config_optimizer("momentum", 1e-5)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            gradients = optimizer.compute_gradients(loss[0] + tf.losses.get_regularization_loss())
+            clipped = [gv if gv[0] is None else [tf.clip_by_norm(gv[0], 100.0), gv[1]] for gv in gradients]
+            return optimizer.apply_gradients(clipped, global_step=step), loss[0]
+
+    def of_map(size):
+        label = uniform(size, size, 3, 8)
+        label[..., :4] = 4 + 56 * label[..., :4]
+        label[..., 4] = label[..., 4] < 0.3
+        label[..., 5:7] = np.eye(2)[(label[..., 5] < 0.5).astype(int)]
+        label[..., 7] = 1
+        return label
+
+    return (uniform(64, 64, 3), of_map(2), of_map(4), of_map(8)), build
+
+
+def dgcnn():
+    stand_in("h5py")
+    from models import dgcnn as program
+
+    def build(accum_steps, points, labels):
+        # As in `train` of train.py, which is one function around files of points.
+        clouds, classes = tf.identity(points), tf.identity(labels)
+        clouds.set_shape([8, 24, 3])  # `placeholder_inputs` of a constant batch size
+        classes.set_shape([8])
+        batch, training = tf.Variable(0), tf.placeholder_with_default(True, [])
+        with mock.patch.object(tf.nn, "dropout", lambda x, *_, **__: x):
+            predicted, ends = program.get_model(clouds, training, bn_decay=0.5)
+        loss = split(program.get_loss(predicted, classes, ends), (clouds, classes))
+        return tf.train.AdamOptimizer(1e-4).minimize(loss, global_step=batch), loss
+
+    return (normal(24, 3), integers(40)), build
+
+
+def cyclegan():
+    import model as program
+
+    def build(accum_steps, x, y, fake_x, fake_y):
+        images = [tf.identity(one) for one in (x, y, fake_x, fake_y)]
+        for one in images:
+            one.set_shape([8, 16, 16, 3])  # its readers and placeholders have a constant batch size
+        readers = iter(images[:2])
+        with mock.patch.object(program, "Reader", lambda *_, **__: namespace(feed=lambda: next(readers))):
+            with fed(*images[2:]):
+                gan = program.CycleGAN(batch_size=8, image_size=16, ngf=2)
+            losses = gan.model()[:4]
+        # As in `train` of train.py, which is one function around files of images.
+        losses = split(losses, images)
+        return gan.optimize(*losses), losses[0]
+
+    return tuple(uniform(16, 16, 3) for _ in range(4)), build
+
+
+def ugatit():
+    stand_in("cv2")
+    import UGATIT as program
+
+    sizes = {"img_size": 16, "img_ch": 3, "ch": 2, "n_res": 2, "n_dis": 6, "batch_size": 8}
+    weights = {"adv_weight": 1, "cycle_weight": 10, "identity_weight": 10, "cam_weight": 1000, "ld": 10}
+    names = {"phase": "train", "gan_type": "lsgan", "light": True, "sn": True, "smoothing": True, "augment_flag": False}
+
+    class Feed(list):
+        """Stands in for a dataset of files."""
+
+        apply = make_one_shot_iterator = lambda self, *_: self
+
+        def get_next(self):
+            return self[0]
+
+    def build(accum_steps, *images):
+        gan = program.UGATIT.__new__(program.UGATIT)
+        gan.__dict__.update(sizes, **weights, **names, trainA_dataset=0, trainB_dataset=1, dataset_num=8)
+        batch = [tf.identity(one) for one in images]
+        for one in batch:
+            one.set_shape([8, 16, 16, 3])  # its datasets drop what does not fill a batch
+        with mock.patch.object(tf.data.Dataset, "from_tensor_slices", lambda index: Feed([batch[index]])):
+            with fed(learning_rate=tf.constant(1e-4)):
+                gan.build_model()
+        return tf.group(gan.D_optim, gan.G_optim), gan.Generator_loss
+
+    return (normal(16, 16, 3), normal(16, 16, 3)), build
+
+
 CONSTANT = "its placeholders have a constant batch size, on which the shapes of its layers depend"
 
 PROGRAMS = {
@@ -194,6 +301,48 @@ PROGRAMS = {
         None,
         dcgan,
         note=CONSTANT,
+    ),
+    "yolov3-slim": Program(
+        "wizyoung/YOLOv3_TensorFlow",
+        "`yolov3` with slim's batch normalisation, a loop over examples in its loss, and the updates of `train.py`",
+        None,
+        slim_yolov3,
+        note="detects objects. Each layer has a sixteenth of its filters",
+    ),
+    "dgcnn": Program(
+        "WangYueFt/dgcnn",
+        "`models.dgcnn`: graphs of nearest neighbours in clouds of points, batch normalisation in conditionals",
+        None,
+        dgcnn,
+        subtree="tensorflow",
+        note=CONSTANT,
+    ),
+    "cyclegan": Program(
+        "vanhuyz/CycleGAN-TensorFlow",
+        "`CycleGAN`: two generators, two discriminators, and its four optimizers",
+        None,
+        cyclegan,
+        note=CONSTANT,
+    ),
+    "ugatit": Program(
+        "taki0112/UGATIT",
+        "`UGATIT.build_model`: attention of class activations, spectral normalisation that assigns, both optimizers",
+        None,
+        ugatit,
+        line={
+            "UGATIT.py": [
+                (r"^from ops import", "import accum.compat.v1\nfrom ops import", 1),
+                (
+                    r'^            """ Result Image """',
+                    "            self.Generator_loss, self.Discriminator_loss = accum.compat.v1.split_batch(\n"
+                    "                (self.Generator_loss, self.Discriminator_loss), "
+                    "(self.domain_A, self.domain_B), 2)\n"
+                    '            """ Result Image """',
+                    1,
+                ),
+            ]
+        },
+        note=CONSTANT + ". OpenCV is not installed; an empty module stands in for it",
     ),
     "vae": Program(
         "hwalsuklee/tensorflow-mnist-VAE",

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ from public_programs._program import (
     RANDOM,
     TF_IMPORT,
     Program,
+    Splitting,
     fed,
     integers,
     namespace,
@@ -186,6 +188,75 @@ def pointer_generator():
     return (integers(30, 7), lengths, mask, integers(30, 4), integers(30, 4)), build
 
 
+def transformer_xl():
+    import train_gpu
+
+    sizes = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "mem_len": 4}
+    rates = {"dropout": 0.0, "dropatt": 0.0, "init": "normal", "init_std": 0.1, "proj_init_std": 0.1, "clamp_len": -1}
+    flags = dict.fromkeys(("same_length", "untie_r", "proj_share_all_but_first"), False)
+    train_gpu.FLAGS = namespace(div_val=1, proj_same_dim=True, **sizes, **rates, **flags)
+
+    def build(accum_steps, words, following, *memories):
+        # As in `train`, which is one function around files of text.
+        if not Splitting.is_on:
+            memories = [tf.transpose(one, [1, 0, 2]) for one in memories]
+        loss, _, grads_and_vars = train_gpu.single_core_graph(30, [10, 20], True, words, following, memories)
+        grads, variables = zip(*grads_and_vars)
+        clipped, _ = tf.clip_by_global_norm(grads, 0.25)
+        step = tf.train.get_or_create_global_step()
+        return tf.train.AdamOptimizer(1e-3).apply_gradients(zip(clipped, variables), step), loss
+
+    return (integers(30, 6), integers(30, 6), normal(4, 8), normal(4, 8)), build
+
+
+def qanet():
+    stand_in("ujson", load=None)
+    from model import Model
+
+    sizes = {"batch_size": 8, "char_limit": 4, "hidden": 8, "char_dim": 4, "num_heads": 1, "ans_limit": 5}
+    rates = {"learning_rate": 1e-3, "grad_clip": 5.0, "l2_norm": 3e-7, "decay": 0.9999}
+    config = namespace(para_limit=12, ques_limit=6, **sizes, **rates)
+    draw = np.random.RandomState(2).normal
+
+    def build(accum_steps, *arrays):
+        batch = (*arrays, arrays[0][:, 0])
+        tables = draw(size=(30, 6)), draw(size=(20, 4))
+        model = Model(config, namespace(get_next=lambda: batch), *tables, graph=tf.get_default_graph())
+        return model.train_op, model.loss
+
+    def text(length, longest):
+        words = 1 + integers(29, length)
+        words[np.arange(length) >= (2 + integers(longest - 1))[:, None]] = 0
+        return words
+
+    def answer(length):
+        return np.eye(length, dtype="int32")[integers(2)]
+
+    letters = 1 + integers(19, 12, 4), 1 + integers(19, 6, 4)
+    return (text(12, 12), text(6, 6), *letters, answer(12), answer(12)), build
+
+
+def graph_filtering():
+    import scipy.sparse
+
+    sizes = {"n_users": 12, "n_items": 9}
+    options = {"adj_type": "norm", "alg_type": "ngcf", "lr": 1e-2, "embed_size": 6, "batch_size": 8}
+    options.update(layer_size="[6,4]", regs="[1e-3]", verbose=0, node_dropout_flag=0)
+    norm = scipy.sparse.csr_matrix(np.random.RandomState(3).binomial(1, 0.4, size=(21, 21)) / 5.0)
+    stand_in("utility.batch_test", args=namespace(**options), np=np)
+    sys.modules["utility.batch_test"].__all__ = ["args", "np"]
+    from NGCF import NGCF
+
+    def build(accum_steps, *indices):
+        drop = tf.zeros([2])
+        with mock.patch.object(NGCF, "_split_A_hat", lambda self, x: [self._convert_sp_mat_to_sp_tensor(x)]):
+            with fed(*indices, drop, drop):
+                model = NGCF(dict(sizes, norm_adj=norm), None)
+        return model.opt, model.loss
+
+    return (integers(12), integers(9), integers(9)), build
+
+
 PROGRAMS = {
     "sequence-tagging": Program(
         "guillaumegenthial/sequence_tagging",
@@ -293,6 +364,68 @@ PROGRAMS = {
             ]
         },
         note="librosa, matplotlib and tqdm are not installed; empty modules stand in for them",
+    ),
+    "transformer-xl": Program(
+        "kimiyoung/transformer-xl",
+        "`single_core_graph` of `train_gpu.py`: memories, relative positions, adaptive softmax",
+        None,
+        transformer_xl,
+        subtree="tf",
+        note="its memories, which have the examples along their second axis, are fed with the examples first",
+        line={
+            "train_gpu.py": [
+                TF_IMPORT,
+                (
+                    r"^    inp = tf\.transpose\(inp, \[1, 0\]\)$",
+                    "    batch, mems = (inp, tgt, *mems), [tf.transpose(mem, [1, 0, 2]) for mem in mems]\n"
+                    "    inp = tf.transpose(inp, [1, 0])",
+                    1,
+                ),
+                (
+                    r"^      all_vars = tf\.trainable_variables\(\)\n(?=      grads)",
+                    "      loss = accum.compat.v1.split_batch(loss, batch, 2)\n"
+                    "      all_vars = tf.trainable_variables()\n",
+                    1,
+                ),
+            ]
+        },
+    ),
+    "qanet": Program(
+        "NLPLearn/QANet",
+        "`Model`: convolutions and attention over questions and paragraphs, an average of the weights before the loss",
+        None,
+        qanet,
+        line={
+            "model.py": [
+                TF_IMPORT,
+                (
+                    r"^            if trainable:$",
+                    "            self.loss = accum.compat.v1.split_batch(self.loss, batch.get_next(), 2)\n"
+                    "            if trainable:",
+                    1,
+                ),
+            ]
+        },
+        note="the number of examples is a constant of its shapes. ujson is not installed; an empty module stands in",
+    ),
+    "ngcf": Program(
+        "xiangwang1223/neural_graph_collaborative_filtering",
+        "`NGCF`: a graph network over all users and items, of which the batch takes rows",
+        None,
+        graph_filtering,
+        folder="NGCF",
+        line={
+            os.path.join("NGCF", "NGCF.py"): [
+                TF_IMPORT,
+                (
+                    r"^        self\.opt = ",
+                    "        self.loss = accum.compat.v1.split_batch("
+                    "self.loss, (self.users, self.pos_items, self.neg_items), 2)\n        self.opt = ",
+                    1,
+                ),
+            ]
+        },
+        note="its matrix of neighbours is not cut into a hundred parts",
     ),
     "pointer-generator": Program(
         "abisee/pointer-generator",

@@ -455,6 +455,22 @@ def test_a_gradient_of_the_programs_own_sees_the_whole_batch():
     assert_same(trained(program, 6), trained(program))
 
 
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("size", [1, 6])
+def test_a_gradient_of_its_own_may_belong_to_the_data(size):
+    """Rows that are made for the whole batch, and are cut."""
+
+    @tf.custom_gradient
+    def doubled(labels):
+        return 2.0 * labels, lambda upstream: 2.0 * upstream
+
+    def program(x, y):
+        error = dense(tf.reshape(x, [-1, 24]), "first", 1) - doubled(y)
+        return unusual_loss(error, y)
+
+    assert_same(trained(program, size), trained(program))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Batch normalisation that is chosen by a placeholder
 
@@ -930,6 +946,34 @@ def test_a_loop_over_time_may_read_and_write_lists(control_flow, length):
         ours = trained(program, 6, batch=batch)
     assert not [text for text in said if "split_batch" in text]
     assert_same(ours, trained(program, batch=batch))
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("shaped", [False, True], ids=["fed", "shaped"])
+def test_the_longest_sequence_may_end_a_loop_over_embeddings(control_flow, shaped):
+    """As `dynamic_rnn` does, whose steps are as many as its inputs have; a tagger may shape lengths as embeddings."""
+
+    def batch():
+        return (*placeholders(), tf1.placeholder(tf.int32, [None, 1], "lengths"))
+
+    def program(x, y, lengths):
+        words = tf.cast(tf.abs(x[:, :, 0]) * 7, tf.int32) % 11
+        kernel, vectors = weight("recurrent", [10, 5]), tf.nn.embedding_lookup(weight("table", [11, 5]), words)
+        lengths = tf.reshape(lengths, [tf.shape(vectors)[0]] if shaped else [-1])
+        steps = tf.minimum(tf.shape(vectors)[1], tf.maximum(1, tf.reduce_max(lengths)))
+
+        def step(time, state):
+            new = tf.tanh(tf.matmul(tf.concat([vectors[:, time], state], 1), kernel))
+            return time + 1, tf1.where(time < lengths, new, state)
+
+        _, state = tf.while_loop(lambda time, _: time < steps, step, (tf.constant(0), tf.zeros([tf.shape(x)[0], 5])))
+        return unusual_loss(dense(state, "last", 1), y)
+
+    data = (X, Y, (np.arange(N) % 3 + 2).astype("int32")[:, None])
+    with warned() as said:
+        ours = trained(program, 6, data=data, batch=batch)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program, data=data, batch=batch))
 
 
 @pytest.mark.law("L21")
