@@ -732,7 +732,7 @@ class _Split:
         of_rows = [op for op in self._inside if any(self._analysis.holds_rows(one.name) for one in op.outputs)]
         inside = self._inside.intersection(_tf.op_walks.ancestors(of_rows))
         taken = [tensor.op for op in inside for i, tensor in enumerate(op.inputs) if self._is_taken(op, i)]
-        return set(_tf.op_walks.ancestors(taken)) & self._depending
+        return self._depending.intersection(_tf.op_walks.ancestors(taken, with_control=True))
 
     def _rows_behind(self, key: Key) -> List[tf.Tensor]:
         """Return the rows whose lengths a number depends on."""

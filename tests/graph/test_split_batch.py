@@ -960,6 +960,8 @@ def test_the_longest_sequence_may_end_a_loop_over_embeddings(control_flow, shape
         words = tf.cast(tf.abs(x[:, :, 0]) * 7, tf.int32) % 11
         kernel, vectors = weight("recurrent", [10, 5]), tf.nn.embedding_lookup(weight("table", [11, 5]), words)
         lengths = tf.reshape(lengths, [tf.shape(vectors)[0]] if shaped else [-1])
+        with tf.control_dependencies([tf1.assert_equal(tf.shape(lengths)[0], tf.shape(vectors)[0])]):
+            lengths = tf.identity(lengths)
         steps = tf.minimum(tf.shape(vectors)[1], tf.maximum(1, tf.reduce_max(lengths)))
 
         def step(time, state):
