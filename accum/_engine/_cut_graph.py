@@ -33,7 +33,7 @@ import functools
 from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
-from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable, WholeMark
+from accum._engine._trace import SCOPE, Trace, Unrepeatable, WholeMark
 from accum._tf import tf
 from accum._tf.graph_parts import name_of
 

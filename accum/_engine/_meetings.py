@@ -8,7 +8,7 @@ from typing import List
 
 from accum import _rows
 from accum._engine._statistics import Moments
-from accum._engine._trace_and_barriers import Key, LossMark, Trace
+from accum._engine._trace import Key, LossMark, Trace
 from accum._tf import tf
 
 OF_EXAMPLES = _rows.Rows(0, 1)

@@ -30,6 +30,7 @@ from accum import _check, _tf
 from accum._engine import _cut_graph
 from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
 from accum._engine._draws import uniform_seed
+from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
 from accum._engine._meetings import meetings
 from accum._engine._micro_batches import (
@@ -49,17 +50,7 @@ from accum._engine._micro_batches import (
 )
 from accum._engine._replicas import replica_number, sum_of_group
 from accum._engine._statistics import Moments, over_replicas
-from accum._engine._trace_and_barriers import (
-    FoundStatistics,
-    LossMark,
-    Marks,
-    Receive,
-    Trace,
-    Unrepeatable,
-    WholeMark,
-    is_differentiable,
-    trace,
-)
+from accum._engine._trace import LossMark, Marks, Trace, Unrepeatable, WholeMark, is_differentiable, trace
 from accum._tf import Gradient, Nested, Scalar, tf
 
 # --------------------------------------------------------------------------------------------------------------------

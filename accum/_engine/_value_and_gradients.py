@@ -6,7 +6,7 @@ from accum import _check, _tf
 from accum._engine._draws import Draws, uniform_seed
 from accum._engine._gradients import divided, weighted
 from accum._engine._micro_batches import Batch, Index, MicroBatches, Sum, gradient_sum
-from accum._engine._trace_and_barriers import Marks
+from accum._engine._trace import Marks
 from accum._tf import GradsAndVars, Nested, Scalar, tf
 from accum._tf.types import WholeBatch
 

@@ -4,43 +4,23 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from accum import _check, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
-from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, accumulation_of
+from accum._keras._model._options import LAST_CYCLE
+from accum._keras._optimizer._internals import accumulation_of
+from accum._keras._optimizer._wrapper import (
+    GradientAccumulateOptimizer,
+    accumulating_optimizers,
+    wrapped_by,
+)
 from accum._tf import Logs, tf
 from accum._tf.types import LastCycle
-
-LAST_CYCLE = ("flush", "carry", "drop")
-
-
-def accumulating_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> GradientAccumulateOptimizer:
-    """Return the `GradientAccumulateOptimizer` of a compiled model, which may be inside a `LossScaleOptimizer`."""
-    inner = _tf.optimizers.without_loss_scale(optimizer)
-    if not isinstance(inner, GradientAccumulateOptimizer):
-        raise ValueError(
-            f"The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={inner!r}."
-            " [accum: step-logger]"
-        )
-    return inner
-
-
-def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOptimizer]:
-    """Return all accumulating optimizers of a model: one with a custom `compile` may have several."""
-    several = map(accumulating_optimizer, _wrapped_by(model) or [model.optimizer])
-    # One may be there twice, if it is kept alone and in the `LossScaleOptimizer` that Keras puts around it.
-    return list({id(optimizer): optimizer for optimizer in several}.values())
 
 
 def _cycles_of(model: tf.keras.Model) -> List[Any]:
     """Return the parts of a model that have cycles: accumulating optimizers, and batch normalisation layers."""
     layers = batch_norms_of(model)
     optimizer = _tf.optimizers.without_loss_scale(model.optimizer)
-    is_plain = _wrapped_by(model) is None and not isinstance(optimizer, GradientAccumulateOptimizer)
+    is_plain = wrapped_by(model) is None and not isinstance(optimizer, GradientAccumulateOptimizer)
     return layers if layers and is_plain else accumulating_optimizers(model) + layers
-
-
-def _wrapped_by(model: tf.keras.Model) -> Optional[List[tf.keras.optimizers.Optimizer]]:
-    """Return the optimizers that an accumulating model has wrapped, or None."""
-    own = accumulation_of(model)
-    return None if own is None else own.optimizers
 
 
 def _has_counted(cycle: Any, batches: int) -> bool:

@@ -19,8 +19,9 @@ import numpy as np
 
 from accum import _check, _rows, _tf
 from accum._engine._draws import Draws, uniform_seed
+from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
 from accum._engine._gradients import divided
-from accum._engine._trace_and_barriers import SQUARES, Marks, Statistics, statistics_in
+from accum._engine._trace import Marks
 from accum._rows import Analysis, Rows
 from accum._tf import Gradient, Nested, tf
 from accum.compat.v1._barriers import Segmented, segmented

@@ -15,7 +15,7 @@ from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._segments import segments_of, whole_call
 from accum._engine._statistics import Moments
-from accum._engine._trace_and_barriers import Marks, is_differentiable
+from accum._engine._trace import Marks, is_differentiable
 from accum._engine._value_and_gradients import Task, WholeBatchFunction
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of

@@ -11,7 +11,7 @@ from optimizers import mainly
 
 import accum
 import accum.compat.v1
-from accum._keras._model import _model, _options_and_state
+from accum._keras._model import _model, _options
 from accum._keras._optimizer import _families
 
 pytestmark = pytest.mark.tf("2.2")
@@ -414,7 +414,7 @@ def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
 
 
 def test_names_of_options_are_those_of_options():
-    assert not _model.OF_ACCUM_ALONE - set(_options_and_state.ModelOptions.NAMES)
+    assert not _model.OF_ACCUM_ALONE - set(_options.ModelOptions.NAMES)
     assert sorted(_families.FIXED) == SHARED
 
 

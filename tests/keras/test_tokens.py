@@ -16,8 +16,8 @@ from versions import IS_KERAS_3, TF_VERSION
 from warned import warned
 
 import accum
-from accum._engine._token_budget import plan_of
-from accum._keras._steps import _token_step
+from accum._keras._tokens import _step
+from accum._keras._tokens._budget import plan_of
 
 pytestmark = [pytest.mark.law("L18"), pytest.mark.tf("2.2")]
 
@@ -576,7 +576,7 @@ def test_xla_compiles_each_micro_batch(accum_steps):
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
     plain = train(tagger, TOKENS, TAGS, weights=IS_TOKEN.astype("float32"), compiling=compiling, batch_size=18)
     more = {"weights": IS_TOKEN.astype("float32"), "compiling": dict(compiling, **XLA), "accum_steps": accum_steps}
-    with mock.patch.object(_token_step, "within_function", wraps=_token_step.within_function) as compiled:
+    with mock.patch.object(_step, "within_function", wraps=_step.within_function) as compiled:
         ours = train(tagger, TOKENS, TAGS, BUDGET, batch_size=18 // accum_steps, **more)
     assert len(compiled.call_args_list) >= 6  # the first and the others, of each kind of step
     assert all(call[1] == XLA for call in compiled.call_args_list)
@@ -626,7 +626,7 @@ def test_a_compiled_model_that_starts_to_split():
     plain = scorer()
     plain.compile("sgd", "mse", jit_compile=True)
     model = accum.GradientAccumulateModel.from_model(plain, micro_batch_tokens=BUDGET)
-    with mock.patch.object(_token_step, "within_function", wraps=_token_step.within_function) as compiled:
+    with mock.patch.object(_step, "within_function", wraps=_step.within_function) as compiled:
         model.fit(TOKENS, SCORES, verbose=0)
     assert compiled.called is not IS_KERAS_3
 

@@ -110,6 +110,12 @@ def test_imports_go_down_only(name):
     assert not above
 
 
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_has_one_subject(name):
+    """The function `value_and_gradients` has two words for one thing."""
+    assert "_and_" not in name.rpartition(".")[2].replace("value_and_gradients", "")
+
+
 @pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     graph = {name: imported(at_import(tree_of(path))) for name, path in MODULES.items()}

@@ -20,9 +20,9 @@ from accum._engine._statistics import (
     with_bessel,
     without_bessel,
 )
-from accum._engine._trace_and_barriers import Barrier, Marks
-from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import Collector
+from accum._engine._trace import Barrier, Marks
+from accum._keras._optimizer._internals import internals_of
+from accum._keras._steps._optimizer_calls import Collector
 from accum._tf import Options, Scalar, Wait, tf
 from accum._tf.types import Config
 
@@ -100,7 +100,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         """Accumulate the moments of one call in training."""
         if self._collector is not None:
             self._collector.check_graph("calls batch normalization")
-            self._collector.moments.append((self, moments))
+            self._collector.moments.append((moments, self.receive_whole))
             return None
         optimizer, number = self._following()
         if optimizer is None:

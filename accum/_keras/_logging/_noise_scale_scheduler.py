@@ -4,9 +4,9 @@ import math
 from typing import Callable, Dict, Optional
 
 from accum import _check
-from accum._keras._callbacks import accumulating_optimizer
 from accum._keras._logging._noise_scale import rounded
 from accum._keras._logging._step_logger import StepLogger
+from accum._keras._optimizer._wrapper import accumulating_optimizer
 from accum._tf import Logs
 
 GROWTH = 2

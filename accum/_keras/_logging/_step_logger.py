@@ -7,11 +7,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
 from accum._keras._logging._recorded_sums import Sums
 from accum._keras._logging._step_recorder import ROWS, StepRecorder
-from accum._keras._optimizer._wrapper import accumulation_of
+from accum._keras._optimizer._internals import accumulation_of
+from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._tf import Logs, tf
 
 COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")

@@ -18,7 +18,7 @@ import numpy as np
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._logging._recorded_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
-from accum._keras._optimizer._wrapper import accumulation_of, internals_of
+from accum._keras._optimizer._internals import accumulation_of, internals_of
 from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 ROWS = 4096

@@ -13,23 +13,17 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
-from accum._keras._callbacks import FlushCallback, accumulating_optimizers
-from accum._keras._model._options_and_state import (
-    ModelAccumulation,
-    ModelOptimizers,
-    ModelOptions,
-    SizeInUse,
-    batches_of_fit,
-    replaced_within,
-)
-from accum._keras._optimizer._wrapper import accumulation_of, internals_of
-from accum._keras._steps._gradients_and_warnings import (
-    ReportingLoss,
-    warn_of_inexact_loss,
-    warn_of_summed_activities,
-)
+from accum._keras._callbacks import FlushCallback
+from accum._keras._diagnosis._sums import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._model._accumulation import ModelAccumulation
+from accum._keras._model._optimizers import ModelOptimizers, replaced_within
+from accum._keras._model._options import ModelOptions
+from accum._keras._model._size_in_use import SizeInUse, batches_of_fit
+from accum._keras._optimizer._internals import accumulation_of, internals_of
+from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._steps._model_steps import ModelSteps, with_variables_ahead
 from accum._keras._steps._out_of_memory import AutoSizedSteps
-from accum._keras._steps._train_test_predict import ModelSteps, with_variables_ahead
+from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import Data, Logs, Nested, Options, Transform, tf
 from accum._tf.types import (
     AccumSteps,

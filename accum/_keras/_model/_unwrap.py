@@ -5,10 +5,10 @@ from typing import Dict, List, Tuple
 from accum import _tf
 from accum._keras._batch_norm._layer import AccumBatchNormalization
 from accum._keras._model._model import GradientAccumulateModel
-from accum._keras._model._options_and_state import holds_optimizer, replace_optimizers, replaced_within
+from accum._keras._model._optimizers import holds_optimizer, replace_optimizers, replaced_within
 from accum._keras._old_spellings import GAModelWrapper
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._keras._steps._gradients_and_warnings import ReportingLoss
+from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import tf
 
 STEPS = ("train_step", "test_step", "predict_step")

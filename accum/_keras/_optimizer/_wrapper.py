@@ -5,18 +5,16 @@ optimizer that is wrapped.
 """
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from accum import _check, _config, _tf
-from accum._clipping._transform import act_alike
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._cycle_state import make_plan
-from accum._engine._interfaces import CycleListener, OptimizerAdapter
 from accum._keras._optimizer._families import concrete_class
-from accum._tf import Gradient, GradsAndVars, Options, Scalar, Transform, Wait, tf
+from accum._tf import Gradient, GradsAndVars, Scalar, Transform, Wait, tf
 from accum._tf.types import (
     AccumSteps,
     Config,
@@ -31,291 +29,9 @@ from accum._tf.types import (
 )
 
 if TYPE_CHECKING:
-    from accum._keras._logging._step_recorder import StepRecorder, UnfinishedRow
-    from accum._keras._model._options_and_state import ModelAccumulation
-    from accum._keras._steps._gradients_and_warnings import TrainStep
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Internals of an optimizer and of a model
-
-
-class Internals:
-    """The package-internal interface of one `GradientAccumulateOptimizer`, returned by `internals_of`.
-
-    Args:
-      optimizer: the `GradientAccumulateOptimizer`.
-    """
-
-    def __init__(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
-        self._optimizer = optimizer
-        # Replica -> default weight of its current micro-batch, and whether it is the user's own:
-        self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
-        self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
-        self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
-        self.looks_for_changes = True  # of gradients, until a warning has named some
-        self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
-        self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
-        # What the recorder before it has left of the present cycle:
-        self.unfinished_row: Optional["UnfinishedRow"] = None
-
-    @property
-    def cycle(self) -> Cycle:
-        """The engine's `Cycle`."""
-        return self._optimizer._cycle
-
-    @property
-    def is_passthrough(self) -> bool:
-        """Whether `accum_steps` is 1 throughout, so that the inner optimizer works alone."""
-        return self.cycle.is_passthrough
-
-    @property
-    def may_take_several(self) -> bool:
-        """Whether a step may be made of several micro steps, now or after a change of `accum_steps`."""
-        return self.cycle.is_settable or not self.cycle.plan.is_passthrough
-
-    def accumulates_as(self, options: Options) -> bool:
-        """Whether this optimizer accumulates as one constructed with `options`; it may have a `transform` besides."""
-        plan, transform, dtype = check_options(**options), options["transform"], options["accumulator_dtype"]
-        has_dtype = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
-        has_transform = transform is None or act_alike(transform, self.cycle.transform)
-        return plan == self.cycle.plan and has_dtype and has_transform
-
-    def variables(self) -> List[tf.Variable]:
-        """Return what the step of this optimizer changes beside weights, and its sums of gradients."""
-        sums = [accumulator.total for accumulator in self.cycle.accumulators()]
-        return _tf.inner_optimizer.variables_of(self._optimizer.optimizer) + sums
-
-    def add_listener(self, listener: CycleListener) -> None:
-        """Notify `listener` of the events of this optimizer's cycle from now on."""
-        if not any(registered is listener for registered in self.cycle.listeners):
-            self.cycle.listeners.append(listener)
-
-    def show(self, model: tf.keras.Model) -> None:
-        """Tell the `transform` about the layers of `model`, if it has a `watch` method."""
-        self.looks_for_batch_norms = False
-        if hasattr(self.cycle.transform, "watch"):
-            self.cycle.transform.watch(model)
-
-    def warn_of_batch_norms(self) -> None:
-        """Warn once of batch normalisation that trains in the current graph."""
-        if not self.looks_for_batch_norms or tf.executing_eagerly() or not self.may_take_several:
-            return
-        moved = _tf.op_walks.assigned_variables(tf.compat.v1.get_default_graph())
-        names = [var.name.split(":")[0] for var in moved]
-        names = sorted(name for name in names if name.split("/")[-1] == "moving_mean")
-        self.looks_for_batch_norms = not names
-        if names:
-            _check.warn(
-                "Batch normalization updates its moving statistics for every micro-batch, and normalises by it alone, "
-                "unlike at the full batch. An optimizer can't change that: train on full batches, with "
-                "`accum.GradientAccumulateModel.from_model(model, micro_batch_size=…, whole_batch='batch_norm')`, or "
-                "in a loop of your own with `accum.value_and_gradients` and the same `whole_batch`. "
-                "`accum.replace_batchnorm_layers` makes the moving statistics alone those of the full batch. "
-                f"Received: {_check.shown(names)}. [accum: batch-norm]",
-                _check.InexactWarning,
-            )
-
-    def warn_of_changed_gradients(self, grads: Sequence[Gradient]) -> None:
-        """Warn once of what the current graph does to gradients that has to be done to those of the full batch."""
-        if not self.looks_for_changes or tf.executing_eagerly() or self.is_passthrough:
-            return
-        changes = _tf.gradient_changes
-        found = changes.nonlinear_changes(grads, changes.is_of_tape)
-        self.looks_for_changes = not found
-        if found:
-            _check.warn(
-                "The gradients of each micro-batch are changed after they are computed and before the accumulating "
-                "optimizer receives them. What is not linear, such as clipping, acts on the mean gradient in a full "
-                "batch: let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass it as "
-                "`transform=`; or pass `micro_batch_size` instead of `accum_steps` to a `GradientAccumulateModel`, "
-                "whose train step then runs once for the full batch. Received: operations of type "
-                f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
-                _check.InexactWarning,
-            )
-
-    def expect(self, model: tf.keras.Model) -> None:
-        """Allow the next micro step to bring a different list of variables: those that `model` trains now."""
-        if self.cycle.is_built:
-            self.cycle.announce(model.trainable_variables)
-
-    # ------------------------------------------------------------------------------------------------------------
-    # Within a micro step
-
-    @property
-    def weight(self) -> Optional[Scalar]:
-        """The default weight of this replica's current micro-batch, a scalar, or None."""
-        weight, _, was_eager = self._current_weight
-        is_known = isinstance(weight, (np.ndarray, np.generic)) or (tf.is_tensor(weight) and hasattr(weight, "numpy"))
-        if was_eager and is_known and not isinstance(weight, tf.Variable) and not tf.executing_eagerly():
-            raise ValueError(
-                "`weighing` has a value from outside of the `tf.function` that takes the gradients, which would keep "
-                "the weight of its first call: enter `weighing` in the function, pass `weight=` to `apply_gradients`, "
-                f"or weigh by a `tf.Variable`. Received: {weight!r}. [accum: traced-weight]"
-            )
-        return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
-
-    @property
-    def has_own_weight(self) -> bool:
-        """Whether the user has set the default weight of this replica's current micro-batch."""
-        _, is_own, _ = self._current_weight
-        return is_own
-
-    @property
-    def _current_weight(self) -> Tuple[Union[Scalar, tf.Variable, None], bool, bool]:
-        """(The default weight, whether the user has set it, whether eagerly)."""
-        return self._weights.get(_replicas.replica_number(), (None, False, False))
-
-    @contextlib.contextmanager
-    def weighing(self, weight: Union[Scalar, tf.Variable, None], is_own: bool = False) -> Iterator[None]:
-        """Set the default `weight` of this replica's micro steps in this context.
-
-        Args:
-          weight: scalar, or a variable that each micro step reads; None leaves the default unchanged.
-          is_own: whether the user sets it, and not a model.
-        """
-        replica = _replicas.replica_number()
-        before = self._current_weight
-        self._weights[replica] = before if weight is None else (weight, is_own, is_own and tf.executing_eagerly())
-        try:
-            yield
-        finally:
-            self._weights[replica] = before
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether gradients may be summed over workers while others are still computed."""
-        return _replicas.replica_number() in self._overlapping
-
-    @contextlib.contextmanager
-    def overlapping(self) -> Iterator[None]:
-        """Let this replica's micro steps in this context sum gradients as they are computed."""
-        self._overlapping.add(_replicas.replica_number())
-        try:
-            yield
-        finally:
-            self._overlapping.discard(_replicas.replica_number())
-
-    @contextlib.contextmanager
-    def within(self, train_step: "TrainStep") -> Iterator[None]:
-        """Report the micro steps that this replica makes in this context to `train_step`."""
-        replica = _replicas.replica_number()
-        before = self._train_steps.get(replica)
-        self._train_steps[replica] = train_step
-        try:
-            yield
-        finally:
-            self._train_steps[replica] = before
-
-    @property
-    def train_step(self) -> Any:
-        """The `TrainStep` that this replica is in, or None."""
-        return self._train_steps.get(_replicas.replica_number())
-
-
-def is_accumulating(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer is a `GradientAccumulateOptimizer`."""
-    return "_internals" in vars(optimizer)
-
-
-def internals_of(optimizer: tf.keras.optimizers.Optimizer) -> Internals:
-    """The `Internals` of a `GradientAccumulateOptimizer`."""
-    return optimizer._internals
-
-
-def accumulation_of(model: tf.keras.Model) -> Optional["ModelAccumulation"]:
-    """Return the `ModelAccumulation` of a model; None for any other model, or one that is still being constructed."""
-    return model.__dict__.get("_accum")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The engine's adapter
-
-
-class KerasAdapter(OptimizerAdapter):
-    """Lets the engine use a Keras optimizer.
-
-    Args:
-      wrapper: the `GradientAccumulateOptimizer`.
-      name: prefix of the names of variables.
-    """
-
-    def __init__(self, wrapper: tf.keras.optimizers.Optimizer, name: str) -> None:
-        self.name = name
-        self._wrapper = wrapper
-        self._keras_variables: Dict[int, tf.Variable] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
-
-    def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
-        name = f"{self.name}/{name}"
-        with _tf.variables.on_host() if initial_value.dtype in (tf.int64, tf.bool) else contextlib.ExitStack():
-            return _tf.variables.new_keras_variable(self._wrapper, name, initial_value, per_replica)
-
-    def buffer(self, var: tf.Variable, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Variable:
-        name = f"{var.name.split(':')[0]}/{self.name}/{name}"
-        with tf.distribute.get_strategy().extended.colocate_vars_with(var):
-            return _tf.variables.new_keras_variable(self._wrapper, name, tf.zeros(shape, dtype), per_replica=True)
-
-    def check(self, variables: Sequence[tf.Variable]) -> None:
-        overwritten = [var.name for var in variables if _tf.variables.is_overwritten(self._as_given(var))]
-        if overwritten:
-            raise ValueError(
-                "A variable that is overwritten with its gradient, such as a float8 scale, has no mean over "
-                f"micro-batches, so it can't be trained with accumulation. Received: {overwritten}. [accum: gradients]"
-            )
-        refused = _tf.inner_optimizer.refused_by_inner(self._wrapper.optimizer, variables)
-        if refused:
-            raise ValueError(
-                "The inner optimizer has been built for a list of variables, to which no others can be added: call "
-                "`build` with all variables first, or create a new optimizer. Received: "
-                f"{[var.name for var in refused]}. [accum: variable-list]"
-            )
-
-    def unwrapped(
-        self, grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]]
-    ) -> List[Tuple[Optional[Gradient], tf.Variable]]:
-        """Convert the user's pairs to a list of (gradient, `tf.Variable`), which the engine needs."""
-        listed = list(grads_and_vars)
-        if not _tf.version.WRAPS_VARIABLES or any(
-            not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed
-        ):
-            return listed  # anything that is not a pair raises an error later, in `_check.pairs`
-        self._keras_variables.update((_tf.variables.key_of(var), var) for _, var in listed)
-        return [(grad, _tf.variables.native(var)) for grad, var in listed]
-
-    def wrapped(
-        self, grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]]
-    ) -> List[Tuple[Optional[Gradient], tf.Variable]]:
-        """Convert the engine's pairs back, to pairs with the variables that the user passed."""
-        return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
-
-    def _as_given(self, var: tf.Variable) -> tf.Variable:
-        return self._keras_variables.get(_tf.variables.key_of(var), var) if _tf.version.WRAPS_VARIABLES else var
-
-    def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
-        variables, used = ([self._as_given(var) for var in group] for group in (variables, used))
-        _tf.inner_optimizer.prepare(self._wrapper.optimizer, variables, used)
-
-    def takes_some_variables(self) -> bool:
-        return _tf.inner_optimizer.takes_some_variables(self._wrapper.optimizer)
-
-    def make_step(
-        self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
-    ) -> Optional[tf.Operation]:
-        pairs = self.wrapped(grads_and_vars)
-        if transform is not None:
-            pairs = list(transform(pairs))
-            _check.pairs(self.unwrapped(pairs))
-        recorder = internals_of(self._wrapper).recorder
-        recorded = [] if recorder is None else recorder.on_step(grads_and_vars)
-        with tf.control_dependencies(recorded), _tf.inner_optimizer.without_sum_of_one(self._wrapper.optimizer):
-            return _tf.inner_optimizer.awaited(_tf.inner_optimizer.apply(self._wrapper.optimizer, pairs, replicas))
-
-    def steps(self) -> tf.Tensor:
-        return _tf.variables.native(self._wrapper.iterations)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The optimizer
+    pass
+from accum._keras._optimizer._adapter import KerasAdapter
+from accum._keras._optimizer._internals import Internals, accumulation_of
 
 
 class GradientAccumulateOptimizer:
@@ -790,3 +506,27 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
 
 
 _tf.optimizers.register_keras_class(GradientAccumulateOptimizer, "GradientAccumulateOptimizer")
+
+
+def accumulating_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> GradientAccumulateOptimizer:
+    """Return the `GradientAccumulateOptimizer` of a compiled model, which may be inside a `LossScaleOptimizer`."""
+    inner = _tf.optimizers.without_loss_scale(optimizer)
+    if not isinstance(inner, GradientAccumulateOptimizer):
+        raise ValueError(
+            f"The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={inner!r}."
+            " [accum: step-logger]"
+        )
+    return inner
+
+
+def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOptimizer]:
+    """Return all accumulating optimizers of a model: one with a custom `compile` may have several."""
+    several = map(accumulating_optimizer, wrapped_by(model) or [model.optimizer])
+    # One may be there twice, if it is kept alone and in the `LossScaleOptimizer` that Keras puts around it.
+    return list({id(optimizer): optimizer for optimizer in several}.values())
+
+
+def wrapped_by(model: tf.keras.Model) -> Optional[List[tf.keras.optimizers.Optimizer]]:
+    """Return the optimizers that an accumulating model has wrapped, or None."""
+    own = accumulation_of(model)
+    return None if own is None else own.optimizers

@@ -28,13 +28,15 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._micro_batches import Batch, Size
-from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._model._options_and_state import WHOLE_BATCH
-from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import warn_of_batch_norms, warn_of_unlike_losses
+from accum._keras._diagnosis._moved_state import warn_of_batch_norms
+from accum._keras._diagnosis._sums import warn_of_unlike_losses
+from accum._keras._model._size_in_use import WHOLE_BATCH
+from accum._keras._optimizer._internals import internals_of
+from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._steps._batch_draws import counters_of
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
-from accum._keras._steps._split_step_and_draws import SplitStep, counters_of
-from accum._keras._steps._train_test_predict import create_variables_ahead
+from accum._keras._steps._model_steps import create_variables_ahead
+from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._update_gate import END_OF_TRIAL, EndOfTrial, GateVariables, UpdateGate
 from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf

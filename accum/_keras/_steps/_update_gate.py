@@ -9,7 +9,7 @@ from typing import List, Optional, Set
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._keras._steps._gradients_and_warnings import Gate
+from accum._keras._steps._optimizer_calls import Gate
 from accum._tf import GradsAndVars, tf
 
 END_OF_TRIAL = "This is no error: accum has measured the memory of a step, and ends it before its first update."

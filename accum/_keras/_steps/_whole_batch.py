@@ -17,12 +17,14 @@ from accum._engine import _replicas
 from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor
 from accum._engine._segments import Segments, segments_of, whole_call
-from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differentiable
+from accum._engine._trace import Marks, Unrepeatable, is_differentiable
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
-from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import Collector, Gate, names_of_moved, read_weight, warn_of_moved
+from accum._keras._diagnosis._moved_state import names_of_moved, warn_of_moved
+from accum._keras._optimizer._internals import internals_of
+from accum._keras._steps._batch_draws import BatchDraws
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
-from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
+from accum._keras._steps._optimizer_calls import Collector, Gate, read_weight
+from accum._keras._steps._split_step import SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_A
             if looks_across_examples(layer):
                 stack.enter_context(_tf.steps.own_methods(layer, call=_at_once(layer, marks)))
         yield
-    marks.moments.extend((moments, statistics.receive_whole) for statistics, moments in collector.moments)
+    marks.moments.extend(collector.moments)
 
 
 def looks_across_examples(layer: tf.keras.layers.Layer) -> bool:
@@ -677,7 +679,7 @@ class WholeBatchStep(SplitStep):
 
         def parts(part: Data, index: Index) -> Nested:
             calls = [self._parts_of(call, False) for call in self._collector.calls]
-            moments = [[Sum(value) for value in call_moments] for _, call_moments in self._collector.moments]
+            moments = [[Sum(value) for value in call_moments] for call_moments, _ in self._collector.moments]
             return [calls, moments, self._metrics.parts(), None]
 
         batch = Batch(data)

@@ -1,31 +1,29 @@
 """A step of a model that holds a whole batch of sequences and runs on micro-batches of about equally many tokens."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 from accum import _check, _tf
 from accum._engine._draws import Chosen
 from accum._engine._micro_batches import Index, Size, Sum, as_tensor, within_function
-from accum._engine._token_budget import Sequences, TokenBatches
-from accum._keras._steps._sequence_lengths import sequences_of
-from accum._keras._steps._split_step_and_draws import SplitStep
-from accum._keras._steps._trimmed_time import TrimmedTime, check_batch_norms, probe
+from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._user_steps import UserSteps
+from accum._keras._tokens._budget import Sequences, TokenBatches
+from accum._keras._tokens._sequence_lengths import sequences_of
+from accum._keras._tokens._trimmed_time import TrimmedTime, check_batch_norms, probe
 from accum._tf import Data, Leaf, Nested, tf
-
-if TYPE_CHECKING:
-    from accum._keras._steps._train_test_predict import ModelSteps
 
 
 class TokenStep(SplitStep):
     """Runs the steps of a model over the micro-batches of one batch, on one replica.
 
     Args:
-      steps: the `ModelSteps` of the model.
+      steps: the `UserSteps` of the model.
       budget: int >= 1, the largest number of tokens in a micro-batch, padding included.
       lengths_of: function of x that returns the lengths of its examples, or None.
     """
 
-    def __init__(self, steps: "ModelSteps", budget: int, lengths_of: Optional[Callable[[Nested], tf.Tensor]]) -> None:
+    def __init__(self, steps: UserSteps, budget: int, lengths_of: Optional[Callable[[Nested], tf.Tensor]]) -> None:
         super().__init__(steps, tf.int32.max)  # any number of examples may fit
         if self._compiled:
             raise ValueError(

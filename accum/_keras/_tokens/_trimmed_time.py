@@ -12,7 +12,7 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._token_budget import TokenBatches
+from accum._keras._tokens._budget import TokenBatches
 from accum._tf import Data, Leaf, Nested, Options, Wait, tf
 from accum._tf.losses import LossCall
 from accum._tf.random_ops import RandomOp

@@ -1,0 +1,144 @@
+"""Warnings of losses that add up examples, and of those that are no mean over them."""
+
+from typing import (
+    Any,
+    Callable,
+    Sequence,
+)
+
+from accum import _check, _tf
+from accum._keras._optimizer._internals import internals_of
+from accum._keras._steps._added_sums import may_have_entries
+from accum._keras._steps._reporting_loss import ReportingLoss
+from accum._tf import Data, Nested, tf
+
+
+def warn_of_unlike_losses(model: tf.keras.Model) -> None:
+    """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
+        container.has_warned = True
+        _check.warn(
+            "Losses divide by different numbers, and a micro-batch has one weight for all of them: unless every "
+            "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
+            "batch. Pass `micro_batch_size` alone, or let all losses divide by examples: give "
+            "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
+            f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}."
+            " [accum: loss-counts]",
+            _check.InexactWarning,
+        )
+
+
+def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
+    """Warn once of losses that layers have just added, and Keras adds up over fewer examples than the full batch has.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      is_split: whether losses are those of the micro-batches of a batch.
+      is_cycle: whether gradients of several batches are averaged.
+    """
+    sums, added = model._accum.added_sums, _tf.steps.added_losses(model)
+    summed = [loss for loss in added if (may_have_entries if sums is None else sums.has_entries)(loss)]
+    if not is_cycle and (not is_split or (sums is not None and sums.has_scaled)):
+        summed = []
+    summed += [loss for loss in added if sums is not None and sums.is_ambiguous(loss)]
+    if summed and model._accum.is_first_time("summed losses"):
+        _check.warn(
+            "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
+            "them than the full batch: add their mean, or pass `micro_batch_size`, without "
+            f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}. [accum: added-losses]",
+            _check.InexactWarning,
+        )
+
+
+def warn_of_summed_activities(model: tf.keras.Model) -> None:
+    """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
+    layers = [
+        layer.name for layer in _tf.models.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None
+    ]
+    if layers and _tf.steps.sums_activities():
+        _check.warn(
+            "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
+            "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
+            "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
+            f"{layers}. [accum: added-losses]",
+            _check.InexactWarning,
+        )
+
+
+# Base classes in `transformers` whose built-in loss is a mean over the labels other than -100. The number of these
+# labels differs between texts.
+_MEANS_OVER_LABELS = {
+    "TFCausalLanguageModelingLoss",
+    "TFMaskedLanguageModelingLoss",
+    "TFNextSentencePredictionLoss",
+    "TFTokenClassificationLoss",
+}
+
+
+_MEAN_OF_SUMS = (
+    "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
+    "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
+    "is a mean. [accum: sum]"
+)
+
+
+def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
+    """Warn once of losses that are sums over examples if updates have come to take several batches after `compile`."""
+    options = model._accum.options.for_optimizers
+    if options["accum_steps"] != 1 or options["reduction"] == "sum":  # `compile` has warned, or they are added up
+        return
+    adds_up = _tf.losses.adds_up_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
+    accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
+    if adds_up and accumulates and model._accum.is_first_time("sums in a cycle"):
+        _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
+
+
+def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool) -> None:
+    """Warn once of losses that may be sums over examples, where the micro-batches of a batch are put together.
+
+    Args:
+      model: a `GradientAccumulateModel` whose batches are split.
+      train_step: what runs on each micro-batch.
+      sums: whether the compiled losses sum over examples, so that gradients are added up.
+    """
+    options, own = model._accum.options, model._accum
+    is_mean = options.for_optimizers["reduction"] != "sum"
+    has_own_loss = _tf.losses.is_of_user(getattr(model, "compute_loss", None), "compute_loss")
+    if _tf.steps.is_step_of_keras(train_step, "train_step") and not has_own_loss:
+        return
+    name = f"`{_tf.models.name_of_class(model)}`"
+    if sums and own.is_first_time("sums in a train step"):
+        _check.warn(
+            f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "
+            "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
+            "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
+            "that are means, or pass `micro_batch_size` alone. [accum: sum]",
+            _check.InexactWarning,
+        )
+    if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
+        _check.warn(
+            f"{name} has a `train_step` or `compute_loss` of its own. `reduction='sum'` adds up the batches of a "
+            "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
+            "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` alone, "
+            "or `accum_steps` alone. [accum: sum]",
+            _check.InexactWarning,
+        )
+
+
+def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
+    """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    options = model_options.for_optimizers
+    accumulates = options["accum_steps"] != 1  # batches: what is only split is exact
+    if options["reduction"] != "sum" and accumulates and _tf.losses.adds_up_examples(container):
+        _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
+    bases = {base.__name__ for base in type(model).__mro__}
+    has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
+    if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:
+        _check.warn(
+            f"The loss of {type(model).__name__} is a mean over the labels other than -100, whose number differs "
+            "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them."
+            " [accum: loss-counts]",
+            _check.InexactWarning,
+        )
