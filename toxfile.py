@@ -14,6 +14,6 @@ def tox_add_option(parser):
 
 
 @impl
-def tox_after_run_commands(tox_env, exit_code, outcomes):
+def tox_after_run_commands(tox_env, exit_code):
     if tox_env.options.discard and exit_code == 0:
         shutil.rmtree(str(tox_env.env_dir), ignore_errors=True)

@@ -550,7 +550,7 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
     """Return `tensor`, and raise if a tape needs a gradient by what it was computed from."""
     shown = repr(tensor)
 
-    def grad(upstream: tf.Tensor) -> None:
+    def grad(_upstream: tf.Tensor) -> None:
         raise ValueError(
             "With `whole_batch`, a layer has no gradient by this input, which no `tf.GradientTape` has watched when it "
             f"was called: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
@@ -566,7 +566,7 @@ def _without_second_gradient(
 ) -> List[Optional[Gradient]]:
     """Return gradients, and raise if a tape differentiates them by what they depend on."""
 
-    def refuse(*upstream: tf.Tensor) -> None:
+    def refuse(*_upstream: tf.Tensor) -> None:
         raise ValueError(
             "The gradient of a model with `whole_batch` can't be differentiated again, as a penalty on it would do: "
             "pass `whole_batch=()`. [accum: whole-batch-gradient]"

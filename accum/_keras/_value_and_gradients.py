@@ -124,7 +124,7 @@ def _value_and_gradients(
 
     task = task._replace(function=calls["function"])
 
-    def differentiate(compute: Callable[[], tf.Tensor], part: Nested) -> Derived:
+    def differentiate(compute: Callable[[], tf.Tensor], _part: Nested) -> Derived:
         value, grads = _differentiated(compute, listed)
         return Derived(value, list(zip(grads, listed)))
 

@@ -494,7 +494,7 @@ class Decisions:
         if any(state is not None and state.kind == "list" for state in states):
             return self._on_lists(node, states)
         if node.type in OF_SHAPE:
-            return self._of_shape(node, states, level)
+            return self._of_shape(node, states)
         pairs = [self.shapes.dims(key) for key in node.outputs]
         is_of_rows = any(has_rows(state) for state in states)
         if not is_of_rows and not any(_depends_on_count(pair) for pair in pairs):
@@ -542,7 +542,7 @@ class Decisions:
         self._say(node, "behind" if is_whole else "size")
         return [whole(level) if is_whole else SIZE] * len(pairs)
 
-    def _of_shape(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
+    def _of_shape(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         for key, state in zip(node.inputs, states):
             dims = self.shapes.dims(key)
             is_known = dims[0] is not None and (node.type == "Rank" or None not in dims[0])

@@ -48,7 +48,7 @@ def _hidden_from_exports() -> Dict[str, Any]:
         return {"_trackable_children": children}
 
     # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.7.
-    def announce_export(self: Any, serialization_cache: Any) -> Any:
+    def announce_export(self: Any, _serialization_cache: Any) -> Any:
         self.__dict__["_is_exporting"] = True
         return {}
 

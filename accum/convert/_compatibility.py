@@ -131,7 +131,7 @@ def _check_rows(run, here, there, report):
         )
 
 
-def in_unit_of(layout, run, state, options, report):
+def in_unit_of(layout, state, options, report):
     """Return `options`, completed with the weight of micro-batches in the unfinished cycle of `like`, if any."""
     theirs = layout.weight_of_micro_batches()
     if options.micro_batch_weight is not None or theirs is None or not state.micro_step:

@@ -132,7 +132,7 @@ def to_v1(
         weights = [mapped[index] for index in run.trained if mapped[index] is not None]
         layout = KnownLayout(file, rule, names, optimizer_name, accum_name, weights)
     state = run.read()
-    options = in_unit_of(layout, run, state, options, report)
+    options = in_unit_of(layout, state, options, report)
     state, convention = _for_v1(run, state, options)
     writing = Writing(run, state, mapped, layout, report)
     writing.weights()

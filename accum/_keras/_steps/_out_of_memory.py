@@ -300,7 +300,7 @@ class AutoSizedSteps:
         size = self._smallest(WHOLE_BATCH if own >= count else own)
         if size == WHOLE_BATCH:
             return
-        text = described(peaks, ready.gauges, size, count) if own < count else "memory of another worker is short"
+        text = described(peaks, ready.gauges, count) if own < count else "memory of another worker is short"
         self._size.choose(evened(size, self._largest(count)), text)
         self._warn_of_splitting()
 
@@ -551,7 +551,7 @@ def begun(gauges: Sequence[Gauge]) -> List[int]:
     return [gauge.peak() for gauge in gauges]
 
 
-def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count: int) -> str:
+def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], count: int) -> str:
     """Return what was measured, in words, by the gauge whose limit a whole batch would exceed most."""
     own, gauge = max(zip(peaks, gauges), key=lambda pair: pair[0].estimate(count) / pair[0].limit)
     parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)

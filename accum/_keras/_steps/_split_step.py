@@ -326,7 +326,7 @@ class SplitStep:
         """
         warn_of_batches_in_prediction(self._model)
 
-        def micro_batch(part: Data, index: Index) -> Nested:
+        def micro_batch(part: Data, _index: Index) -> Nested:
             outputs, count = self._steps.run("predict_step", part), Batch(part).count
             for output in tf.nest.flatten(outputs):
                 if not isinstance(output, tf.Tensor) or output.shape.rank == 0 or not _has_length(output, count):

@@ -677,7 +677,7 @@ class WholeBatchStep(SplitStep):
             logs, _ = self._steps.run_train(data, self._collector, self._weighs_replicas)
         self._metrics = _Logs(logs)
 
-        def parts(part: Data, index: Index) -> Nested:
+        def parts(_part: Data, _index: Index) -> Nested:
             calls = [self._parts_of(call, False) for call in self._collector.calls]
             moments = [[Sum(value) for value in call_moments] for call_moments, _ in self._collector.moments]
             return [calls, moments, self._metrics.parts(), None]
