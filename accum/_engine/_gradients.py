@@ -133,10 +133,10 @@ def custom_gradient(
         def while_kept(*upstream: tf.Tensor) -> Nested:
             if not kept:
                 raise ValueError(
-                    "What was computed over a whole batch has been differentiated once and can't be again, because a "
-                    "graph would keep all it needs for ever: use the gradients that were returned with it, or pass it "
-                    "through `tf.stop_gradient`. If a `tf.function` within a train step has computed it, remove its "
-                    "decorator: the step is traced anyway. [accum: whole-batch-gradient]"
+                    "A result over a whole batch has been differentiated once and can't be again, because what this "
+                    "needs is not kept: use the gradients that were returned with it, or pass it through "
+                    "`tf.stop_gradient`. If a `tf.function` within a train step has computed it, remove its decorator: "
+                    "the step is traced anyway. [accum: whole-batch-gradient]"
                 )
             return reference()(*upstream)
 

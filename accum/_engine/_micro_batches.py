@@ -53,7 +53,7 @@ class Batch:
         counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
         if not counts:
             raise ValueError(
-                f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}."
+                f"There is no batch to split into micro-batches: nothing in the data has an axis. Received: {data!r}."
                 " [accum: batch-axis]"
             )
         self.count = _the_same(counts)
@@ -121,7 +121,7 @@ def as_tensor(leaf: Leaf) -> Leaf:
     if tf.nest.flatten(leaf, expand_composites=True)[0] is not leaf:
         raise TypeError(
             "Micro-batches split tensors, `tf.RaggedTensor` and `tf.SparseTensor` along their first axis, and can't "
-            f"split this: make it of those. Received: {leaf!r}. [accum: batch-axis]"
+            f"split this: convert it to one of them. Received: {leaf!r}. [accum: batch-axis]"
         )
     return leaf
 

@@ -198,7 +198,7 @@ def replacing(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
         return
     if op_callbacks is None:
         raise RuntimeError(
-            "This TensorFlow does not tell which operations code creates, so dropout would draw other numbers over "
+            "On this TensorFlow, accum can't see which operations are created, so dropout would draw other numbers for "
             f"micro-batches: use a version that accum has been tested with. Received: TensorFlow {tf.__version__}."
             " [accum: install]"
         )

@@ -183,9 +183,9 @@ class ModelAccumulation:
         if is_given_up:
             if what is not None and self.is_first_time("given up"):
                 _check.warn(
-                    "With `whole_batch=()`, what sees several examples at once sees a micro-batch, and it isn't proven "
-                    f"that the step is that of the full batch: leave out `whole_batch`. Received: {what}."
-                    " [accum: whole-batch-off]",
+                    "With `whole_batch=()`, layers and losses that see several examples at once see those of a "
+                    "micro-batch, so the step may differ from that of the full batch: leave out `whole_batch`. "
+                    f"Received: {what}. [accum: whole-batch-off]",
                     _check.InexactWarning,
                 )
             return

@@ -114,10 +114,10 @@ class UserSteps:
         container = getattr(self.model, _tf.losses.LOSS_CONTAINER, None)
         if self._may_split_losses and _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
-                "The losses of micro-batches are either averaged or added up, which a loss of reduction NONE leaves "
-                "open, as do sums beside means: leave out `whole_batch`, and any loss is computed over the whole "
-                "batch, or let all losses be means (`reduction='sum_over_batch_size'`) or all sums "
-                f"(`reduction='sum'`). Received: reductions {_tf.losses.reductions(container)}. [accum: sum]"
+                "The losses of micro-batches are either averaged or added up, so they can't have the reduction NONE, "
+                "nor be sums and means together: leave out `whole_batch`, with which any loss is exact, or let all "
+                "losses be means (`reduction='sum_over_batch_size'`) or all sums (`reduction='sum'`). Received: "
+                f"reductions {_tf.losses.reductions(container)}. [accum: sum]"
             )
         return _tf.losses.sums_over_examples(container)
 
