@@ -20,9 +20,9 @@ from accum import _check, _tf
 from accum._engine import _gradients, _replicas
 from accum._engine._accumulators import Accumulator
 from accum._engine._cycle_state import (
+    CycleState,
     Plan,
     SeenGradients,
-    State,
     StepCounter,
     VariableList,
     WeightedSums,
@@ -356,7 +356,7 @@ class Cycle:
         return self.counter.plan
 
     @property
-    def state(self) -> State:
+    def state(self) -> CycleState:
         return self.counter.state
 
     @property

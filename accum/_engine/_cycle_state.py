@@ -98,7 +98,7 @@ def make_plan(accum_steps: Any, reduction: str = "mean", nonfinite: str = "propa
 # Counters
 
 
-class State(CheckpointOnly):
+class CycleState(CheckpointOnly):
     """The part of a cycle that is saved in checkpoints.
 
     Attributes:
@@ -140,13 +140,13 @@ class StepCounter:
 
     Attributes:
       plan: the `Plan`; `request` replaces it.
-      state: the `State`.
+      state: the `CycleState`.
       has_stepped: bool variable, whether the last micro step made a step; None in a static graph, and before `build`.
     """
 
     def __init__(self, plan: Plan, adapter: OptimizerAdapter, is_settable: bool) -> None:
         self.plan = plan
-        self.state = State()
+        self.state = CycleState()
         self.is_settable = is_settable
         # Two variables that are not saved in checkpoints, but for `keep_request`:
         self.has_stepped: Optional[tf.Variable] = None
@@ -287,7 +287,7 @@ class WeightedSums:
     """Sums one replica's gradients and weights. Every method runs on one replica, and none communicates.
 
     Args:
-      state: the cycle's `State`.
+      state: the cycle's `CycleState`.
       accumulators: list of `Accumulator`, one for each variable.
       plan: a `Plan`.
       listeners: the `CycleListener`s that accumulate each micro-batch too.
@@ -296,7 +296,7 @@ class WeightedSums:
 
     def __init__(
         self,
-        state: State,
+        state: CycleState,
         accumulators: List[Accumulator],
         plan: Plan,
         listeners: Sequence[CycleListener],
@@ -569,10 +569,10 @@ class SeenGradients(tf.train.experimental.PythonState):
     holds nothing of this.
 
     Args:
-      state: the `State` that is saved in checkpoints.
+      state: the `CycleState` that is saved in checkpoints.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: CycleState) -> None:
         super().__init__()
         self._state = state
         self._numbers: Set[int] = set()

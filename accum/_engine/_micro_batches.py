@@ -250,7 +250,7 @@ class PooledFinite(Pooled):
         return whole
 
 
-class Rows(Combined):
+class Concatenated(Combined):
     """Tensors to be concatenated along their first axis, in the order of the micro-batches.
 
     XLA knows no concatenation of a list. It gets a stack, for which all micro-batches of the loop must have equally
@@ -302,7 +302,7 @@ def _written(rows: tf.TensorArray, index: Size, value: tf.Tensor) -> tf.TensorAr
     return written
 
 
-class Kept(Rows):
+class Kept(Concatenated):
     """A tensor of each micro-batch, to be read again by a later loop over the same micro-batches.
 
     They are kept where they are computed: copies to the memory of the host and back take a GPU 20 times as long as the
@@ -382,7 +382,7 @@ class KeptTensors:
         return tensor
 
 
-class SlicesSum(Rows):
+class SlicesSum(Concatenated):
     """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
 
     def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Sequence
 from accum._engine._cycle import Cycle
 from accum._tf import tf
 from accum.compat.v1._engine_adapter import GraphAdapter
-from accum.compat.v1._moving_statistics import MovingStatistics
+from accum.compat.v1._moving_statistics import MovingAverages
 from accum.compat.v1._update_ops import (
     Average,
     averages_in_conditionals,
@@ -60,12 +60,12 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     return taken
 
 
-def _statistics_of(mean: Average, cycle: Cycle, adapter: GraphAdapter) -> MovingStatistics:
+def _statistics_of(mean: Average, cycle: Cycle, adapter: GraphAdapter) -> MovingAverages:
     """Return the listener for the layer that updates the average `mean`, one for all calls of the layer."""
     for listener in cycle.listeners:
-        if isinstance(listener, MovingStatistics) and listener.is_of(mean):
+        if isinstance(listener, MovingAverages) and listener.is_of(mean):
             return listener
-    made = MovingStatistics(adapter)
+    made = MovingAverages(adapter)
     cycle.listeners.append(made)
     return made
 

@@ -26,7 +26,7 @@ IN_CONDITIONAL = (
 )
 
 
-class Sums(NamedTuple):
+class CycleSums(NamedTuple):
     """Over micro-batches, as scalar tensors or variables; None, if it is always 0.
 
     Attributes:
@@ -67,9 +67,9 @@ class CycleMean(CycleListener):
         with tf.name_scope("mean_over_cycle"):
             self.tensor = tf.identity(value)
         self.now: Any = None
-        self._here: Any = None  # Sums of the current micro-batch
-        self._stored: Any = None  # Sums of the current cycle
-        self._latest: Any = None  # Sums of the latest cycle
+        self._here: Any = None  # CycleSums of the current micro-batch
+        self._stored: Any = None  # CycleSums of the current cycle
+        self._latest: Any = None  # CycleSums of the latest cycle
         self._of_first: Any = None  # weight and gradients of the first train op
 
     @property
@@ -110,16 +110,16 @@ class CycleMean(CycleListener):
         ):
             raise ValueError(f"{OTHER_GRADIENTS} Received: nonfinite={cycle.plan.nonfinite!r}.")
 
-    def _sums_of(self, weight: Optional[Scalar], allows_step: Optional[tf.Tensor]) -> Sums:
-        """Return the `Sums` of the current micro-batch, which may not allow a step to be made from its cycle."""
+    def _sums_of(self, weight: Optional[Scalar], allows_step: Optional[tf.Tensor]) -> CycleSums:
+        """Return the `CycleSums` of the current micro-batch, which may not allow a step to be made from its cycle."""
         own = weight if self._own_weight is None else self._own_weight
         share = tf.cast(1.0 if own is None else own, self._dtype)
         total = tf.math.multiply_no_nan(tf.cast(self._value, self._dtype), share)
         if allows_step is None:
-            return Sums(total, share, None)
+            return CycleSums(total, share, None)
         if weight is not None:  # a gradient of weight 0 is left out
             allows_step = tf.logical_or(allows_step, tf.equal(tf.cast(weight, tf.float32), 0.0))
-        return Sums(total, share, 1.0 - tf.cast(allows_step, self._dtype))
+        return CycleSums(total, share, 1.0 - tf.cast(allows_step, self._dtype))
 
     def _create_variables(self, adapter: GraphAdapter) -> None:
         zero, number = tf.zeros([], self._dtype), f"_{self._number}" if self._number else ""
@@ -127,8 +127,8 @@ class CycleMean(CycleListener):
         parts += [] if self._here.refusals is None else ["refusals"]
         with adapter.group_of_state():
             made = {part: adapter.scalar(f"mean{number}_{part}", zero) for part in parts}
-        self._stored = Sums(made["total"], made["weight"], made.get("refusals"))
-        self._latest = Sums(made["latest_total"], made["latest_weight"], None)
+        self._stored = CycleSums(made["total"], made["weight"], made.get("refusals"))
+        self._latest = CycleSums(made["latest_total"], made["latest_weight"], None)
 
     def _mean(self, cycle: Cycle, weight: Optional[Scalar], counts: Optional[tf.Tensor]) -> tf.Tensor:
         """Return the mean as it will be after the run, from what the variables hold before it.
@@ -153,11 +153,11 @@ class CycleMean(CycleListener):
         shown = [tf.where(is_running, new, old) for new, old in zip(so_far[:2], latest[:2])]
         return tf.cast(tf.math.divide_no_nan(*shown), self._value.dtype)
 
-    def _so_far(self, is_first: Union[bool, tf.Tensor]) -> Sums:
-        """Return the `Sums` over the earlier micro-batches of the cycle."""
+    def _so_far(self, is_first: Union[bool, tf.Tensor]) -> CycleSums:
+        """Return the `CycleSums` over the earlier micro-batches of the cycle."""
         return _each(lambda var: tf.where(is_first, tf.zeros([], self._dtype), var.read_value()), self._stored)
 
-    def _whole(self, is_first: Union[bool, tf.Tensor]) -> Sums:
+    def _whole(self, is_first: Union[bool, tf.Tensor]) -> CycleSums:
         return _added(self._so_far(is_first), self._here)
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
@@ -166,23 +166,23 @@ class CycleMean(CycleListener):
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
         whole = self._whole(is_first) if has_latest else self._so_far(is_first)
         kept = [tf.where(_allow_step(whole), new, var.read_value()) for new, var in zip(whole[:2], self._latest[:2])]
-        return _assign(self._latest, Sums(kept[0], kept[1], None))
+        return _assign(self._latest, CycleSums(kept[0], kept[1], None))
 
 
-def _each(function: Callable[[Any], Any], sums: Sums) -> Sums:
-    return Sums(*[None if one is None else function(one) for one in sums])
+def _each(function: Callable[[Any], Any], sums: CycleSums) -> CycleSums:
+    return CycleSums(*[None if one is None else function(one) for one in sums])
 
 
-def _added(one: Sums, other: Sums) -> Sums:
-    return Sums(*[None if part is None else part + more for part, more in zip(one, other)])
+def _added(one: CycleSums, other: CycleSums) -> CycleSums:
+    return CycleSums(*[None if part is None else part + more for part, more in zip(one, other)])
 
 
-def _allow_step(sums: Sums) -> tf.Tensor:
+def _allow_step(sums: CycleSums) -> tf.Tensor:
     has_weight = tf.greater(sums.weight, 0.0)
     return has_weight if sums.refusals is None else tf.logical_and(has_weight, tf.equal(sums.refusals, 0.0))
 
 
-def _assign(variables: Sums, values: Sums) -> tf.Operation:
+def _assign(variables: CycleSums, values: CycleSums) -> tf.Operation:
     pairs = [(var, value) for var, value in zip(variables, values) if var is not None]
     with tf.control_dependencies([value for _, value in pairs]):
         return tf.group(*[var.assign(value, read_value=False) for var, value in pairs])

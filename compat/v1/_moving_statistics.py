@@ -26,7 +26,7 @@ class Use(NamedTuple):
         return Moments(*[var.read_value() for var in self.total])
 
 
-class MovingStatistics(CycleListener):
+class MovingAverages(CycleListener):
     """Accumulate the moments of one layer over the micro-batches of a cycle, and update its moving averages.
 
     A layer that is called several times in a graph has moments for each call. Each moves the averages, in order.

@@ -19,7 +19,7 @@ from accum._tf import Gradient, GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 
 
-class Part(NamedTuple):
+class LossPart(NamedTuple):
     """One loss in one micro-batch: its gradients by the key of their variable, and its count."""
 
     grads: Dict[int, Gradient]
@@ -36,7 +36,7 @@ class SeveralLosses(CycleListener):
     """Accumulate the gradients of all losses but the first, and the counts of all."""
 
     def __init__(self) -> None:
-        self._here: List[Part] = []
+        self._here: List[LossPart] = []
         self._awaits_train_op = False  # whether gradients were received for which there is no train op yet
         self._counts: List[Any] = []  # variables: the sum of the counts of each loss, and the number of micro-batches
         self._accumulators: List[Dict[int, Accumulator]] = []  # for each loss but the first
@@ -45,7 +45,7 @@ class SeveralLosses(CycleListener):
         """Take the gradients of each loss in the current micro-batch. Returns those that the engine accumulates."""
         numbers = [_check.not_negative("weight", count, _tf.variables.known_value(count)) for count in counts]
         here = [
-            Part(
+            LossPart(
                 {_tf.variables.key_of(var): grad for grad, var in listed if grad is not None},
                 tf.cast(number, tf.float32),
             )
@@ -56,7 +56,7 @@ class SeveralLosses(CycleListener):
         self._here, self._awaits_train_op = here, True
         return [(self._first(key), var) for key, var in variables.items()]
 
-    def _require_same_losses(self, here: Sequence[Part], variables: Dict[int, tf.Variable]) -> None:
+    def _require_same_losses(self, here: Sequence[LossPart], variables: Dict[int, tf.Variable]) -> None:
         if not self._counts:
             return
         if len(here) != len(self._here):

@@ -6,7 +6,7 @@ from accum import _tf
 from accum._tf import Gradient, Scalar, tf
 
 
-class Sums(NamedTuple):
+class StepSums(NamedTuple):
     """What a replica adds up for a step, in float32. The first five are those of `SquaredNorms`."""
 
     squares: Scalar = 0.0
@@ -46,7 +46,7 @@ def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) ->
 
 def norms_of_micro_batch(
     grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar, compiled: bool = False
-) -> Sums:
+) -> StepSums:
     """Return what a micro-batch adds to the sums.
 
     Args:
@@ -58,7 +58,7 @@ def norms_of_micro_batch(
     size = tf.cast(size if weight is None else weight, tf.float32)
     weight = tf.constant(1.0) if weight is None else tf.cast(weight, tf.float32)
     per_size = tf.math.divide_no_nan(weight, size)
-    return Sums(
+    return StepSums(
         divisor=weight,
         squares=tf.math.multiply_no_nan(squared_norm(grads, compiled), weight),
         weight=weight,
@@ -69,5 +69,5 @@ def norms_of_micro_batch(
     )
 
 
-def as_vector(sums: Sums) -> tf.Tensor:
+def as_vector(sums: StepSums) -> tf.Tensor:
     return tf.stack([tf.cast(value, tf.float32) for value in sums])

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
-from accum._keras._logging._recorded_sums import Sums
+from accum._keras._logging._recorded_sums import StepSums
 from accum._keras._logging._step_recorder import ROWS, StepRecorder
 from accum._keras._optimizer._internals import accumulation_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
@@ -202,7 +202,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             for values in logged:
                 self.on_step(values)
 
-    def _logged(self, row: Sums) -> Dict[str, float]:
+    def _logged(self, row: StepSums) -> Dict[str, float]:
         latest = NONE if self._why_none or row.steps > 1.0 else self._estimated(row)
         self._noise_scale.add(latest)
         has_one = math.isfinite(latest.variance)
@@ -219,7 +219,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             "noise_scale": self._noise_scale.value if has_one else math.nan,
         }
 
-    def _estimated(self, row: Sums) -> Estimate:
+    def _estimated(self, row: StepSums) -> Estimate:
         """Estimate from one step, with the variance for a single example."""
         mean = row.squared_norm
         if self._optimizer._cycle.plan.reduction == "sum":

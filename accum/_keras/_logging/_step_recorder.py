@@ -17,14 +17,14 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._keras._logging._recorded_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
+from accum._keras._logging._recorded_sums import StepSums, as_vector, norms_of_micro_batch, squared_norm
 from accum._keras._optimizer._internals import accumulation_of, internals_of
 from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 ROWS = 4096
 """How many cycles fit between two reads."""
 
-_STEPS = Sums._fields.index("steps")
+_STEPS = StepSums._fields.index("steps")
 
 
 UnfinishedRow = Tuple[Tuple[int, int], np.ndarray]
@@ -51,7 +51,7 @@ class StepRecorder:
         self._split_sums: Dict[int, Tuple[tf.Tensor, bool, Optional[tf.Tensor]]] = {}
         self._is_in_batch = False
         with tf.init_scope(), model.distribute_strategy.scope():
-            width = len(Sums._fields)
+            width = len(StepSums._fields)
             # The row of the present cycle is the one after those of `_cycles`; more than fit share the last.
             self._rows = _tf.variables.new_statistic("step_rows", [ROWS + 1, width], tf.float32)
             self._cycles = _tf.variables.new_statistic("cycles_recorded", [], tf.float32)
@@ -127,7 +127,7 @@ class StepRecorder:
         rows = np.stack([part[ended].numpy() for part in self._parts(self._rows)])
         # An exception within a batch leaves its examples without their loss.
         is_complete = np.array_equal(
-            rows[:, Sums._fields.index("examples")], rows[:, Sums._fields.index("loss_weight")]
+            rows[:, StepSums._fields.index("examples")], rows[:, StepSums._fields.index("loss_weight")]
         )
         return (self._cycle_so_far(), rows) if is_complete else None
 
@@ -135,7 +135,7 @@ class StepRecorder:
         """Go on in the present cycle; if what came before in it is not known, neither are its sums."""
         if self._cycle_so_far()[0] == 0:
             return
-        rows = np.zeros([len(self._parts(self._rows)), len(Sums._fields)])
+        rows = np.zeros([len(self._parts(self._rows)), len(StepSums._fields)])
         rows[:, :_STEPS] = math.nan
         if unfinished is not None and unfinished[0] == self._cycle_so_far() and unfinished[1].shape == rows.shape:
             rows = unfinished[1]
@@ -171,7 +171,7 @@ class StepRecorder:
         """Return `vector`, or NaN instead of sums: Keras 2 restores a cycle only when its first batch is computed."""
         row = tf.gather(_replicas.local_variable(self._rows).read_value(), self._present())
         is_first = tf.reduce_all(tf.equal(row, 0.0)) & (self._optimizer.micro_step > 0)
-        return tf.where(is_first & (tf.range(len(Sums._fields)) < _STEPS), float("nan"), vector)
+        return tf.where(is_first & (tf.range(len(StepSums._fields)) < _STEPS), float("nan"), vector)
 
     @_tf.graphs.untouched_by_autograph
     def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
@@ -190,11 +190,11 @@ class StepRecorder:
         norm = None if grads is None else squared_norm(grads, self.compiled)
         self._split_sums[_replicas.replica_number()] = vector, is_weighted, norm
 
-    def _given_sums(self, grads: Sequence[Optional[Gradient]]) -> Optional[Sums]:
+    def _given_sums(self, grads: Sequence[Optional[Gradient]]) -> Optional[StepSums]:
         vector, is_weighted, norm = self._split_sums.pop(_replicas.replica_number(), (None, None, None))
         if vector is None:
             return None
-        sums = Sums(*tf.unstack(vector))
+        sums = StepSums(*tf.unstack(vector))
         if norm is not None:  # a `LossScaleOptimizer` has divided by its scale
             unscaled = tf.math.divide_no_nan(squared_norm(grads, self.compiled), norm)
             sums = sums._replace(squares=sums.squares * unscaled)
@@ -242,7 +242,7 @@ class StepRecorder:
         """Record the step that the inner optimizer makes with these gradients. Returns what to wait for."""
         inner = self._optimizer.optimizer
         norm = squared_norm([grad for grad, _ in grads_and_vars], self.compiled) / self._scale**2
-        sums = Sums(
+        sums = StepSums(
             steps=1.0,
             squared_norm=norm,
             learning_rate=_tf.optimizer_state.learning_rate_now(inner),
@@ -274,7 +274,7 @@ class StepRecorder:
         change = tf.where(tf.equal(change[1], examples), change, tf.fill([2], float("nan")))
         change = tf.where(now[1] > 0.0, change, other)
         stored = before.assign(now, read_value=False)
-        added = self._add(as_vector(Sums(loss=change[0], loss_weight=change[1])))
+        added = self._add(as_vector(StepSums(loss=change[0], loss_weight=change[1])))
         with tf.control_dependencies([op for op in (stored, added) if op is not None]):
             is_over = tf.cast(tf.equal(self._optimizer.micro_step, 0), tf.float32)
             _replicas.local_variable(self._cycles).assign_add(is_over, read_value=False)
@@ -318,7 +318,7 @@ class StepRecorder:
             for part in self._parts(self._cycles):
                 part.assign_add(1.0)
 
-    def collect(self) -> Tuple[List[Sums], int]:
+    def collect(self) -> Tuple[List[StepSums], int]:
         """Return the steps since the last call, summed over replicas, and the number of cycles that did not fit.
 
         With several workers, all of them have to call this after the same batch.
@@ -334,7 +334,7 @@ class StepRecorder:
         if len(sums):
             sums = _replicas.sum_over_workers(self._model.distribute_strategy, sums)
         summed = np.concatenate([sums, rows[0][:, _STEPS:]], axis=1)
-        return [Sums(*map(float, row)) for row in summed], max(ended - ROWS, 0)
+        return [StepSums(*map(float, row)) for row in summed], max(ended - ROWS, 0)
 
     def _begin_with(self, present: np.ndarray) -> None:
         """Empty the rows but for the present cycle, whose row is given for each replica."""

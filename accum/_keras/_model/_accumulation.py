@@ -144,7 +144,7 @@ class ModelAccumulation:
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
         self.gate_variables: Optional["GateVariables"] = None
-        self._told: Set[str] = set()
+        self._warned_of: Set[str] = set()
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -267,6 +267,6 @@ class ModelAccumulation:
 
     def is_first_time(self, what: str) -> bool:
         """Whether this is the first call with `what`, for what is looked at or told once for each model."""
-        is_first = what not in self._told
-        self._told.add(what)
+        is_first = what not in self._warned_of
+        self._warned_of.add(what)
         return is_first

@@ -15,7 +15,17 @@ from accum._engine._draws import (
     Chosen,
 )
 from accum._engine._gradients import divided
-from accum._engine._micro_batches import FIRST, Batch, Index, MicroBatches, Pooled, Rows, Size, Sum, gradient_sum
+from accum._engine._micro_batches import (
+    FIRST,
+    Batch,
+    Concatenated,
+    Index,
+    MicroBatches,
+    Pooled,
+    Size,
+    Sum,
+    gradient_sum,
+)
 from accum._engine._statistics import Moments
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._diagnosis._moved_state import StateWatch, warn_of_batches_in_prediction
@@ -335,7 +345,7 @@ class SplitStep:
                         f"the batch: predict with a model without `micro_batch_size`. Received: {output!r}."
                         " [accum: batch-axis]"
                     )
-            return tf.nest.map_structure(Rows, outputs)
+            return tf.nest.map_structure(Concatenated, outputs)
 
         return self._over_micro_batches(micro_batch, data)
 

@@ -16,10 +16,10 @@ from accum._engine._micro_batches import (
     WHOLE,
     Batch,
     Combined,
+    Concatenated,
     Cuts,
     Index,
     MicroBatches,
-    Rows,
     Size,
     SlicesSum,
     as_tensor,
@@ -35,7 +35,7 @@ _BUCKETS = sorted(_POWERS + [3 * 2**k for k in range(29)])
 """The lengths of a time axis where shapes have to be few: 1, 2, 3, 4, 6, 8, 12, … A fifth is padding, on average."""
 
 
-class Plan(NamedTuple):
+class TokenPlan(NamedTuple):
     """Which examples are in which micro-batch.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     lengths: tf.Tensor
 
 
-def plan_of(lengths: tf.Tensor, budget: int, longest: Optional[tf.Tensor] = None) -> Plan:
+def plan_of(lengths: tf.Tensor, budget: int, longest: Optional[tf.Tensor] = None) -> TokenPlan:
     """Cut a batch so that no micro-batch has more than `budget` tokens with padding, or else it has one example.
 
     Args:
@@ -83,7 +83,7 @@ def plan_of(lengths: tf.Tensor, budget: int, longest: Optional[tf.Tensor] = None
     starts = begins.stack() if not tf.executing_eagerly() or int(number) else tf.zeros([0], tf.int32)
     starts = tf.cond(number > 0, lambda: starts, lambda: tf.zeros([1], tf.int32))  # of a batch without examples
     sizes = tf.concat([starts[1:], [count]], 0) - starts
-    return Plan(order, starts, sizes, tf.gather(tf.concat([ordered, [1]], 0), starts))
+    return TokenPlan(order, starts, sizes, tf.gather(tf.concat([ordered, [1]], 0), starts))
 
 
 class Sequences(NamedTuple):
@@ -112,7 +112,7 @@ class TokenBatches(MicroBatches):
       has_few_shapes: whether to round the shapes of micro-batches, for which XLA compiles.
 
     Attributes:
-      plan: the `Plan`.
+      plan: the `TokenPlan`.
       padded: int32 scalar tensor, the length of the time axis in the batch, or None.
     """
 
@@ -173,15 +173,15 @@ class TokenBatches(MicroBatches):
         return tf.nest.pack_sequence_as(part, kept)
 
     def run(self, function: Callable[[Nested, Index], Nested], *args: Any, **kwargs: Any) -> Nested:
-        """Run `function` as `MicroBatches.run` does. `Rows` come back in the order and with the padding of the batch.
+        """Run `function` as `MicroBatches.run` does. `Concatenated` keep the order and the padding of the batch.
 
-        Padding is zeros, but for `Rows` of the data itself, which have that of the data.
+        Padding is zeros, but for `Concatenated` of the data itself, which have that of the data.
         """
 
         def with_padding(part: Nested, index: Index) -> Nested:
             returned = function(part, index)
             for rows in tf.nest.flatten(returned):
-                if isinstance(rows, Rows) and not isinstance(rows, SlicesSum):
+                if isinstance(rows, Concatenated) and not isinstance(rows, SlicesSum):
                     rows.values = [self._with_padding(value, index, rows.origin) for value in rows.values]
             return returned
 
@@ -200,7 +200,7 @@ class TokenBatches(MicroBatches):
 
     def _ended(self, leaf: Combined, state: List[Any]) -> Any:
         ended = super()._ended(leaf, state)
-        if isinstance(leaf, Rows) and not isinstance(leaf, SlicesSum):
+        if isinstance(leaf, Concatenated) and not isinstance(leaf, SlicesSum):
             return tf.gather(ended, self._inverse)
         return ended
 
