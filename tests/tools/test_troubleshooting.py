@@ -88,7 +88,7 @@ MESSAGES = messages()
 def entries():
     """`[(the anchor above a heading, the code in it)]`."""
     with open(PAGE, encoding="utf-8") as file:
-        return re.findall(r"(?m)^\((.+)\)=\n### `(.+?)`", file.read())
+        return re.findall(r"(?m)^\((.+)\)=\n### `\[accum: (.+?)\]`", file.read())
 
 
 def test_the_messages_are_found():
