@@ -141,8 +141,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
       micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that
         `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
         runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": the largest
-        size that fits, as measured with few examples before the first step of training; if memory runs out all the
-        same, halve the size and try the same batch again. None: do not split batches. With `accum_steps`, a cycle is
+        size that fits, as measured with a few examples before the first step of training; if memory runs out
+        nevertheless, the size is halved and the same batch tried again. None: do not split batches. With `accum_steps`, a cycle is
         that many batches.
       micro_batch_tokens: instead of `micro_batch_size`, the largest number of tokens that are computed at once, padding
         included, an int >= 1. The examples of each batch are sorted by length and put together by about equally many
@@ -152,8 +152,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         int tensor of shape [examples]. None: ragged inputs, an "attention_mask" among the inputs, or layers of the
         model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`) tell.
       whole_batch: what is computed over the whole batch although it is split. None: what exactness needs. Where each
-        example is proven to have its outputs and losses to itself, micro-batches take one pass; all else is computed
-        as by "batch_norm", by each replica for itself. (): nothing, with a warning if the step may then differ. Or
+        example is proven to have its outputs and losses to itself, micro-batches take one pass; everything else is
+        computed as with "batch_norm", on each replica by itself. (): nothing, with a warning if the step may differ. Or
         "loss", "batch_norm", a tuple of them, or "all". "loss": the train step calls the model as if with the whole
         batch, so losses and metrics see all outputs at once; each micro-batch is computed twice. "batch_norm": this,
         and batch normalization uses the mean and variance of the whole batch, wherever it is in the model, but not in
