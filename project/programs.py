@@ -317,8 +317,8 @@ def accum_of(record):
 
 
 def warning(text):
-    """Return the first sentence of a warning, and what it received."""
-    said, _, received = text.rpartition("Received: ")
+    """Return the first sentence of a warning, and what it received, without its code."""
+    said, _, received = re.sub(r" \[accum: [\w-]+\]", "", text).rpartition("Received: ")
     try:
         names = named(ast.literal_eval(received.rstrip(".")))
     except (SyntaxError, ValueError):

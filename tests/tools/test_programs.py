@@ -155,7 +155,7 @@ def test_a_program_that_is_split_has_a_row_beside_its_k_runs():
 def test_a_warning_is_its_first_sentence_and_what_it_received():
     assert "Warnings" not in script.page({"one": RECORD})
     text = "Each micro-batch changes variables. Move what follows the steps. Received: ['a', 'b', 'c']."
-    page = script.page({"one": dict(RECORD, warned=[text, "One optimizer counts. Received: Adam."])})
+    page = script.page({"one": dict(RECORD, warned=[text, "One optimizer counts. Received: Adam. [accum: one]"])})
     assert "\n- one: Each micro-batch changes variables. Received: `a`, `b` and 1 more.\n" in page
     assert "\n- one: One optimizer counts. Received: Adam.\n" in page
 
