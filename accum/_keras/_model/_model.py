@@ -142,8 +142,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
         runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": the largest
         size that fits, as measured with a few examples before the first step of training; if memory runs out
-        nevertheless, the size is halved and the same batch tried again. None: do not split batches. With `accum_steps`, a cycle is
-        that many batches.
+        nevertheless, the size is halved and the same batch tried again. None: do not split batches. With `accum_steps`,
+        a cycle is that many batches.
       micro_batch_tokens: instead of `micro_batch_size`, the largest number of tokens that are computed at once, padding
         included, an int >= 1. The examples of each batch are sorted by length and put together by about equally many
         tokens, and each micro-batch ends where its longest example does. Updates, logs and the order of predictions are
