@@ -199,6 +199,13 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def has_noise(model: tf.keras.Model) -> bool:
+    """Whether a model has layers of Keras 2 that draw numbers, without a seed of their own that tells of it."""
+    layers = tf.keras.layers
+    kinds = (layers.Dropout, layers.GaussianNoise, layers.GaussianDropout, layers.AlphaDropout)
+    return not IS_KERAS_3 and any(isinstance(layer, kinds) for layer in layers_of(model))
+
+
 def copy_weights(model: tf.keras.Model, copy: tf.keras.Model) -> None:
     """Give a copy of a model its weights, and the constants that layers, such as a `Normalization`, make of them.
 

@@ -42,9 +42,6 @@ WRAPS_VARIABLES = IS_KERAS_3
 PICKLES = IS_KERAS_3
 """Whether Keras pickles models and optimizers; those of Keras 2 don't name their class."""
 
-NOISE_HAS_NO_STATE = HAS_KERAS_API and not IS_KERAS_3
-"""Whether layers such as `Dropout` draw numbers that nothing of theirs tells or sets back."""
-
 if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):
     raise ImportError(
         f"accum needs Keras 3.7 or later, but found Keras {tf.keras.__version__}: run `pip install -U keras`, or "

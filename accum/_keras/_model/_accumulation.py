@@ -8,7 +8,6 @@ from accum._keras._model._options import ModelOptions
 from accum._keras._model._size_in_use import LargestBatch, SizeInUse
 from accum._keras._steps._added_sums import AddedSums
 from accum._keras._steps._one_pass import kind_of, what_is_known_to_see_it, what_sees_the_batch
-from accum._keras._steps._repeatable_noise import RepeatableNoises
 from accum._keras._steps._whole_batch import Traces
 from accum._tf import Data, Nested, Scalar, tf
 
@@ -87,7 +86,6 @@ class ModelAccumulation:
       replicas_per_group: {"batch_norm" or "loss": int or None}.
       recompute: bool.
       size: `SizeInUse`.
-      noises: `RepeatableNoises`.
       weight: `WeightVariable`.
       largest_batch: `LargestBatch`.
       traces: `Traces`.
@@ -128,7 +126,6 @@ class ModelAccumulation:
             tokens=options.arguments["micro_batch_tokens"],
             memory_limit=options.arguments["memory_limit"],
         )
-        self.noises = RepeatableNoises()
         self.weight = WeightVariable()
         self.largest_batch = LargestBatch()
         self.traces = Traces()

@@ -586,9 +586,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         kwargs: Options,
     ) -> Callable[[Iterator[Data]], Nested]:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
-        if self._accum.size.splits and self.run_eagerly:
-            with self.distribute_strategy.scope():
-                self._accum.noises.find(self)
         if not self._accum.size.is_auto:
             return make(*args, **kwargs)
         if getattr(self, name, None) is None or any(args) or any(kwargs.values()):

@@ -203,7 +203,7 @@ class BatchDraws:
     def of(self, begin: Size, count: Size, chosen: Optional[Chosen] = None) -> Iterator[None]:
         """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on, or chosen."""
         if self._is_eager:
-            with self._model._accum.noises.drawing(), self._naming_fixed_numbers(int(count)):
+            with self._naming_fixed_numbers(int(count)):
                 yield
             return
         for seed, value in zip(self._seeds, self._before) if not self._begins else ():
@@ -230,12 +230,12 @@ def counters_of(model: tf.keras.Model) -> List[tf.Variable]:
     draws = [getattr(internals_of(optimizer).cycle.state, "draws", None) for optimizer in optimizers[:1]]
     kept = [counter for one in draws if one is not None for counter in one.counters]
     start = model._accum.start_of_seed
-    return model._accum.noises.counters + kept + ([] if start is None else [start])
+    return kept + ([] if start is None else [start])
 
 
 def warn_of_eager_draws(model: tf.keras.Model) -> None:
     """Warn once that a batch that is split eagerly draws other numbers than the whole batch."""
-    draws = tf.executing_eagerly() and (_tf.steps.seeds_of(model) or model._accum.noises.counters)
+    draws = tf.executing_eagerly() and (_tf.steps.seeds_of(model) or _tf.models.has_noise(model))
     if draws and model._accum.is_first_time("eager draws"):
         _check.warn(
             "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "
