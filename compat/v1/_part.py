@@ -168,7 +168,12 @@ def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
     for op in ordered:
         is_constant = op.type == "Const" if not op.inputs else all(tensor.op in constants for tensor in op.inputs)
         sizes = [tensor.shape.num_elements() for tensor in op.outputs]
-        if is_constant and sizes and all(size is not None and size <= 1024 for size in sizes):
+        if (
+            is_constant
+            and not op.op_def.is_stateful
+            and sizes
+            and all(size is not None and size <= 1024 for size in sizes)
+        ):
             constants.add(op)
     return constants
 

@@ -314,6 +314,17 @@ def test_dropout_does_not_depend_on_the_size_of_micro_batches(normalize):
     assert abs(whole[1][0][0] - trained_on_images(convolutional(normalize))[1][0][0]) > 1e-3
 
 
+@pytest.mark.law("L20")
+def test_numbers_drawn_for_weights_are_those_of_the_whole_batch():
+    """As DropConnect draws them, or a network that adds noise to its embeddings."""
+
+    def program(x, y):
+        kernel = weight("first", [24, 1])
+        return unusual_loss(tf.matmul(tf.reshape(x, [-1, 24]), kernel * tf.random.uniform([24, 1], seed=3)), y)
+
+    assert_same(trained(program, 6), trained(program))
+
+
 @pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("is_training", [True, False])
