@@ -2,13 +2,14 @@
 
 Whether a network is in training is often fed, and chooses between branches: batch normalisation by the statistics of
 the batch, or by averages. The copies are those of one value. They stand in the graph itself, outside of conditionals,
-so that they can be taken apart like what was built with a Python bool.
+so that they can be taken apart like what was built with a Python bool. A batch of a constant size is opened in them.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _tf
 from accum._tf import tf
+from accum.compat.v1._open_batch import OpenBatch
 from accum.compat.v1._part import Key, outside_key
 
 CONDITIONALS = ("If", "StatelessIf")
@@ -62,8 +63,10 @@ class ChosenBranches:
       batch: tensors from which they are computed.
       values: {key of a boolean tensor: its value}.
       of_variables: the operations that are computed from variables.
+      open_batch: an `OpenBatch`, from which the copies are computed, or None.
 
     Attributes:
+      batch: tensors from which the copies are computed.
       ops: the copies.
       before_losses: the operations from which the losses are computed.
       conditionals: list of `Conditional`.
@@ -79,6 +82,7 @@ class ChosenBranches:
         batch: Sequence[tf.Tensor],
         values: Dict[Key, bool],
         of_variables: Set[tf.Operation],
+        open_batch: Optional[OpenBatch] = None,
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._graph_def = self._graph.as_graph_def()
@@ -89,7 +93,11 @@ class ChosenBranches:
         self._aliases: Dict[Key, Optional[Key]] = {}  # {key: what it is in the copy; None: it is not computed}
         self._protos: Dict[str, Any] = {}
         self._owners: Dict[str, tf.Operation] = {}
+        self._open = open_batch
         self._batch = {tensor.name for tensor in batch}
+        if open_batch is not None:
+            self._aliases.update(open_batch.aliases)
+            self._batch = {tensor.name for tensor in open_batch.tensors}
         self._frames: Set[Any] = set()  # conditionals of TF 1
         self._calls: List[tf.Operation] = []  # those of TF 2
         self._owner: tf.Operation = losses[0].op
@@ -99,7 +107,8 @@ class ChosenBranches:
             self._owner = op
             self._visit(op.name, op.node_def, [tensor.name for tensor in op.inputs], len(op.outputs))
         self._copies = self._imported()
-        self.ops = set(self._copies.values())
+        self.batch = list(batch) if open_batch is None else open_batch.tensors
+        self.ops = set(self._copies.values()) | set([] if open_batch is None else open_batch.ops)
         self._sources = {copy: self._owners[name] for name, copy in self._copies.items()}
         self.conditionals = [self._of_frame(frame) for frame in self._frames]
         self.conditionals += [self._of_call(call) for call in self._calls]
@@ -147,12 +156,21 @@ class ChosenBranches:
             return
         if proto.op in SWITCHES + MERGES + ("Enter", "RefEnter", "Exit", "RefExit", "NextIteration"):
             raise NotChosen(f"{name!r} belongs to a loop, or to a conditional by another tensor")
+        if self._open is not None and depends:
+            if proto.op in _tf.graph_parts.LOOPS:
+                raise NotChosen(f"{name!r} has the constant number of examples in the shapes of its results")
+            keys = [
+                self._open.key(proto.op, index, key) if self._is_outside(key) else key for index, key in enumerate(keys)
+            ]
         self._protos[name] = _tf.graph_parts.placed(
             _tf.graph_parts.Node(name, proto.op, keys, proto),
             [key if _tf.graph_parts.name_of(key) in self._protos else outside_key(key) for key in keys],
         )
         self._protos[name].name = name
         self._owners[name] = self._owner
+
+    def _is_outside(self, key: Key) -> bool:
+        return key not in self._batch and _tf.graph_parts.name_of(key) not in self._protos
 
     def _note_call(self, proto: Any) -> None:
         assigned = self._library.hidden(_tf.graph_parts.Node("", proto.op, [], proto))
@@ -208,7 +226,7 @@ class ChosenBranches:
         for name, copy in copies.items():
             if name == self._owners[name].name:
                 for output, tensor in zip(copy.outputs, self._owners[name].outputs):
-                    output.set_shape(tensor.shape)
+                    output.set_shape(tensor.shape if self._open is None else self._open.shape_of(tensor))
         return copies
 
     def _of_frame(self, frame: Any) -> Conditional:

@@ -13,6 +13,7 @@ Both loops are loops of TensorFlow 1, whose operations are in the graph itself. 
 computes nothing of the second loop, and of each loop only what is fetched.
 """
 
+import contextlib
 from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from accum.compat.v1._micro_batch_loop import (
     over_micro_batches,
     rows_of_micro_batch,
 )
+from accum.compat.v1._open_batch import OpenBatch, constant_count
 from accum.compat.v1._part import Key, Part
 
 tf1 = tf.compat.v1
@@ -131,9 +133,8 @@ def split_batch(
             f"Received: loss={loss!r}, batch={batch!r}. [accum: split-batch]"
         )
     ends = [_require_tensor("outputs", one) for one in tf.nest.flatten(outputs) if one is not None]
-    split = _Split(losses, batched, size, ends)
     with tf.control_dependencies(None), tf.name_scope(SCOPE):  # it waits for what the program's own operations do
-        split = _chosen(split, _require_given(given))
+        split = _planned(losses, batched, size, ends, _require_given(given))
         split.join(_check.flag("recompute", recompute))
     return tf.nest.map_structure(split.replaced, loss)
 
@@ -160,6 +161,32 @@ def _require_given(given: Optional[Dict[tf.Tensor, bool]]) -> Optional[Dict[Key,
             f"Received: given={given!r}."
         )
     return {key.name: bool(value) for key, value in given.items()}
+
+
+def _planned(
+    losses: Sequence[tf.Tensor],
+    batch: Sequence[tf.Tensor],
+    size: int,
+    ends: Sequence[tf.Tensor],
+    given: Optional[Dict[Key, bool]],
+) -> "_Split":
+    """Return the split that does most of the graph in micro-batches."""
+    count, opened = constant_count(batch), []
+    for values in [] if count is None else [given] if given else [{}, *_switches(losses, batch)]:
+        with contextlib.suppress(NotChosen):
+            split = _Split(losses, batch, size, ends, values, count)
+            if given or split.statistics:
+                return split
+            opened += [] if values else [split]
+    return opened[0] if opened else _chosen(_Split(losses, batch, size, ends), given)
+
+
+def _switches(losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> List[Dict[Key, bool]]:
+    """Return both values of the only boolean placeholder that chooses between branches."""
+    users = _tf.op_walks.users_of(losses[0].graph)
+    depending = _reached([op for tensor in batch for op in tensor.consumers()], users)
+    tensors = choosers([op for op in _tf.op_walks.ancestors([loss.op for loss in losses]) if op in depending])
+    return [{tensors[0].name: value} for value in (True, False)] if len(tensors) == 1 else []
 
 
 def _chosen(plain: "_Split", given: Optional[Dict[Key, bool]]) -> "_Split":
@@ -216,8 +243,8 @@ class _Split:
       batch: tensors that share their first axis, the examples.
       size: the largest number of examples in a micro-batch.
       outputs: tensors up to which it is split; if there are none, as far as possible.
-      given: {key of a boolean tensor: its value}; the branches of these values are split.
-      of_variables: the operations that use variables, for these branches.
+      given: {key of a boolean tensor: its value}; the branches of these values are split. None: the graph as it is.
+      count: the number of examples, if that is a constant of the graph.
 
     Attributes:
       statistics: of batch normalisation, which are those of the whole batch.
@@ -230,22 +257,25 @@ class _Split:
         size: int,
         outputs: Sequence[tf.Tensor] = (),
         given: Optional[Dict[Key, bool]] = None,
-        of_variables: Set[tf.Operation] = frozenset(),  # type: ignore[assignment]
+        count: Optional[int] = None,
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._size = size
         self._given = given
-        self._branches = None if given is None else ChosenBranches(losses, batch, given, of_variables)
+        self._count, self._constant = count, None  # type: Optional[int], Optional[tf.Operation]
+        self._branches = None if given is None else self._copied(losses, batch, given)
         self._losses = list(losses)
         self._outputs = list(outputs)
-        self._batch = list(batch)
+        self._batch = list(batch) if self._branches is None else self._branches.batch
         self._fed = {tensor.name: tensor for tensor in self._batch}
         users = _tf.op_walks.users_of(self._graph)
+        of_batch = _reached([op for tensor in batch for op in tensor.consumers()], users)
+        self._steps = [op.name for op in _sorted(of_batch) if op.type.startswith(STEPS)]
         ops = _reached([op for tensor in self._batch for op in tensor.consumers()], users)
         self._ops = _sorted(ops if self._branches is None else ops & self._branches.ops)
         self._depending = set(self._ops)
         operations = self._graph.get_operations()
-        variables = [op for op in operations if op.type in VARIABLES]
+        variables = _variables(self._graph)
         self._of_variables = _reached(variables, users)
         self._of_values = _reached(variables, users, LENGTHS)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
@@ -267,11 +297,18 @@ class _Split:
         self.statistics = self._find_inside()
 
     # ------------------------------------------------------------------------------------------------------------
-    # Branches that are chosen in training
+    # Branches that are chosen in training, and a number of examples that is a constant
 
     def with_branches(self, given: Dict[Key, bool]) -> "_Split":
         """Return a split of the branches that are chosen by these values."""
-        return _Split(self._losses, self._batch, self._size, self._outputs, given, self._of_variables)
+        return _Split(self._losses, self._batch, self._size, self._outputs, given)
+
+    def _copied(
+        self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], given: Dict[Key, bool]
+    ) -> ChosenBranches:
+        of_variables = _reached(_variables(self._graph), _tf.op_walks.users_of(self._graph))
+        opened = None if self._count is None else OpenBatch(batch, self._count, of_variables)
+        return ChosenBranches(losses, batch, given, of_variables, opened)
 
     def choosers(self) -> List[tf.Tensor]:
         """Return the boolean placeholders that choose between branches, if there is batch normalisation."""
@@ -341,7 +378,7 @@ class _Split:
 
     def _require_chosen(self, upstream: tf.Tensor) -> tf.Tensor:
         """Return a gradient that raises an error where the branches are others than the split ones."""
-        if self._branches is None:
+        if not self._given:
             return upstream
         check = tf1.assert_equal(
             self._is_given,
@@ -360,7 +397,9 @@ class _Split:
         changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
         ops = [op for op in self._ops if op not in changing]
         while True:
-            analysis = self._analysed_with(ops, inputs)
+            analysis = (
+                self._analysed_with(ops, inputs) if self._count is None else self._analysed_open(ops, inputs, users)
+            )
             unknown = [op for op in ops if self._is_unknown(op, analysis)]
             if not unknown:
                 return analysis
@@ -376,6 +415,20 @@ class _Split:
             return _rows.analyse(self._graph, before, inputs)
         except _rows.ConstantBatchSize as error:
             raise ValueError(f"{error} In {self._named(self._graph.get_operation_by_name(error.operation))}.") from None
+
+    def _analysed_open(
+        self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows], users: Dict[tf.Operation, List[tf.Operation]]
+    ) -> Analysis:
+        """Return what is known of operations, but of those that still take a constant number of examples."""
+        while True:
+            try:
+                return _rows.analyse(self._graph, [op.name for op in ops], inputs)
+            except _rows.ConstantBatchSize as error:
+                constant = _reached([self._graph.get_operation_by_name(error.operation)], users)
+                if constant.isdisjoint(ops):
+                    raise NotChosen(str(error)) from None
+                self._constant = self._constant or self._graph.get_operation_by_name(error.operation)
+                ops = [op for op in ops if op not in constant]
 
     def _is_unknown(self, op: tf.Operation, analysis: Analysis) -> bool:
         """Whether accum does not know an operation before `outputs`, which is said to keep examples apart."""
@@ -546,14 +599,14 @@ class _Split:
         self._images = list({one.name: one for one in map(self._image_of, self._frontier)}.values())
         self._whole = self._total = self._number_of_examples()
         self._values_fed = dict(self._fed)
-        if self._branches is not None:
+        if self._given:
             self._choose()
         self._draws = Draws(uniform_seed, self._total)
         self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
         self._forward = Part(self._images, list(self._fed.values()), self._is_taken)
         self._sources = [one for one in self._forward.boundary if self._can_be_source(one)]
         self._sources += [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
-        self._is_once = self._branches is not None  # what runs for other values must not wait for gradients
+        self._is_once = bool(self._given)  # what runs for other values must not wait for gradients
         if statistics:
             made = self._segmented(statistics, recompute)
             self._link(made.rows, made.gradients)
@@ -681,7 +734,7 @@ class _Split:
             part = Part([image], known + list(self._fed.values()))
             if not any(part.takes(name) for name in self._fed):
                 of_batch[key] = part.compute(values)[image.name]
-        others = self._with_other_values(list(of_batch)) if self._branches is not None and of_batch else {}
+        others = self._with_other_values(list(of_batch)) if self._given and of_batch else {}
         for key, value in of_batch.items():
             self._repoint(edges[key], self._either(value, others[key]) if others else value)
 
@@ -759,11 +812,10 @@ class _Split:
             _tf.graphs.replace_input(op, index, tensor)
 
     def _require_before_optimizer(self) -> None:
-        steps = [op.name for op in self._ops if op.type.startswith(STEPS)]
-        if steps:
+        if self._steps:
             raise ValueError(
                 "`split_batch` must be called before the gradients of the loss are taken: move it between the losses "
-                f"and the first optimizer, and pass it all losses of the batch. Received: {steps[0]!r}."
+                f"and the first optimizer, and pass it all losses of the batch. Received: {self._steps[0]!r}."
             )
 
     def _is_split(self, rows: Dict[Key, List[_Edge]]) -> bool:
@@ -815,6 +867,11 @@ class _Split:
         if self._branches is None and len(self.choosers()) > 1:
             names = sorted(tensor.name for tensor in self.choosers())
             words.append(f"If one of {names} says whether this is training, pass its value as `given`.")
+        if self._constant is not None:
+            words.append(
+                f"{self._named(self._constant)} only takes a constant number of examples: use `tf.shape(x)[0]`, or -1, "
+                "in place of a number."
+            )
         data = [op for op in self._before_losses if _tf.op_walks.gives_data(op)]
         missing = [one.name for op in data for one in op.outputs if one.name not in self._fed and _has_examples(one)]
         if missing:
@@ -916,7 +973,7 @@ class _Split:
         """
         of_images = {tensor.name: rows for tensor, rows in zip(self._images, joined)}
         rows_of = {tensor.name: of_images[self._image_of(tensor).name] for tensor in self._frontier}
-        if self._branches is not None:
+        if self._given:
             others = self._with_other_values(list(rows_of))
             rows_of = {key: self._either(rows, others[key]) for key, rows in rows_of.items()}
         floats = [one for one in self._frontier if one.dtype.base_dtype.is_floating]
@@ -1023,11 +1080,12 @@ class _Split:
         """Compute the gradient of each micro-batch with its rows, which come from this loop from now on."""
         self._is_once = True
         fetches = [tensor for grad in template.grads if grad is not None for tensor in fetches_of(grad)]
-        part = Part(self._frontier + fetches, list(self._fed.values()) + template.upstream, self._is_taken)
-        joining: List[Any] = [self._joining(tensor) for tensor in self._frontier]
+        part = Part(self._images + fetches, list(self._fed.values()) + template.upstream, self._is_taken)
+        joining: List[Any] = [self._joining(tensor) for tensor in self._images]
         results = self._computed(part, joining + combined, fed)
-        for tensor, rows in zip(self._frontier, results):
-            self._repoint([self._inlets[tensor.name]], rows)
+        rows_of = {tensor.name: rows for tensor, rows in zip(self._images, results)}
+        for tensor in self._frontier:
+            self._repoint([self._inlets[tensor.name]], rows_of[self._image_of(tensor).name])
         return results[len(joining) :]
 
     def _without_rows(self, live: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]) -> Optional[List[tf.Tensor]]:
@@ -1041,7 +1099,7 @@ class _Split:
             return None
         if not _depend_on_lengths_alone(grads, {rows.op for rows in joined}):
             return None
-        proxies = {rows.name: self._zeros_like_rows(tensor) for tensor, rows in zip(self._frontier, joined)}
+        proxies = {rows.name: self._zeros_like_rows(self._image_of(one)) for one, rows in zip(self._frontier, joined)}
         with tf.control_dependencies(None):
             part = Part(list(grads), joined)
             is_repeatable = not any(_is_random(op) or op.op_def.is_stateful for op in part.ops)
@@ -1203,6 +1261,10 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 def _is_random(op: tf.Operation) -> bool:
     return _tf.random_ops.random_op_of(op) is not None
+
+
+def _variables(graph: tf.Graph) -> List[tf.Operation]:
+    return [op for op in graph.get_operations() if op.type in VARIABLES]
 
 
 def _reached(

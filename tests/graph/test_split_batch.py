@@ -800,6 +800,62 @@ def test_a_tensor_before_the_loss_still_has_its_value():
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# A number of examples that is a constant of the graph
+
+
+def of_constant_size(x, y):
+    """With the number of examples in shapes, in constants that hold rows, and in what is drawn."""
+    hidden = tf.reshape(tf.matmul(tf.reshape(x, [N * 6, 4]), weight("first", [4, 5])), [N, 30])
+    hidden = tf.concat([tf.tanh(hidden) * tf.constant(0.5, shape=[N, 30]), tf.ones([N, 1])], 1)
+    hidden = tf1.nn.dropout(hidden, rate=0.4)
+    mean, variance = tf.nn.moments(hidden, [0])
+    hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+    return unusual_loss(dense(tf.slice(hidden, [0, 1], [N, 30]), "last", 1), y)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("size", mainly([1, 6, N], 6))
+@pytest.mark.parametrize("program", [of_constant_size, *PROGRAMS], ids=lambda program: program.__name__)
+def test_a_batch_of_a_constant_size_is_split_as_one_of_any_size(program, size):
+    def batch():
+        return placeholders(N)
+
+    with warned() as said:
+        ours = trained(program, size, batch=batch)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program, batch=batch), 5e-6)
+
+
+@pytest.mark.law("L21")
+def test_a_batch_of_a_constant_size_may_be_normalized_in_a_branch(control_flow):
+    def program(x, y):
+        training = tf1.placeholder_with_default(True, [], "training")
+        hidden = tf.reshape(tf.matmul(tf.reshape(x, [N * 6, 4]), weight("first", [4, 5])), [N, 30])
+        averages = weight("mean", [30]), tf.exp(weight("deviation", [30]))
+        mean, variance = tf.cond(
+            training, lambda: tf.nn.moments(hidden, [0]), lambda: tuple(tf.identity(one) for one in averages)
+        )
+        hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+        return unusual_loss(dense(hidden, "last", 1), y)
+
+    def batch():
+        return placeholders(N)
+
+    with warned() as said:
+        ours = trained(program, 6, batch=batch)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program, batch=batch), 5e-6)
+
+
+@pytest.mark.law("L17")
+def test_a_loop_over_a_batch_of_a_constant_size_is_named(control_flow):
+    x, y = placeholders(N)
+    loss, _ = recurrent(x, y)
+    with pytest.raises(ValueError, match="'while.*' only takes a constant one"):
+        accum.compat.v1.split_batch(loss, (x, y), 6)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Errors
 
 

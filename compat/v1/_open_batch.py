@@ -1,0 +1,121 @@
+"""A batch whose number of examples is a constant of the graph, as tensors that may hold any number of examples.
+
+Programs of TensorFlow 1 often feed or read batches of a constant size B. Then the shapes of what is computed from them,
+and numbers such as those in `tf.reshape(x, [B, -1])`, hold for B alone. A copy of the graph is made of what this gives:
+open tensors in place of the batch, and of constants that hold rows, and B times a number computed in each run.
+"""
+
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+from accum._tf import tf
+from accum.compat.v1._part import Key
+
+SHAPES = {
+    "BroadcastTo": 1,
+    "Conv2DBackpropInput": 0,
+    "Conv3DBackpropInputV2": 0,
+    "Reshape": 1,
+    "ScatterNd": 2,
+    "Slice": 2,
+}
+"""{type of an operation: which of its inputs is the shape of its output}"""
+
+
+def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
+    """Return the number of examples, above 1, if it is the same constant for all tensors."""
+    counts = {tensor.shape.as_list()[0] for tensor in batch}
+    count = counts.pop()
+    return count if not counts and count is not None and count > 1 else None
+
+
+class OpenBatch:
+    """Open tensors in place of those of a batch.
+
+    Args:
+      batch: tensors whose first axes have the length `count`.
+      count: the number of examples.
+      of_variables: operations that are computed from variables.
+
+    Attributes:
+      tensors: the open ones, of the batch and of constants that hold rows.
+      aliases: {key of a tensor: key of the open one}.
+      ops: operations that compute shapes from the number of examples.
+    """
+
+    def __init__(self, batch: Sequence[tf.Tensor], count: int, of_variables: Set[tf.Operation]) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._count = count
+        self._of_variables = of_variables
+        self.tensors: List[tf.Tensor] = []
+        self.aliases: Dict[Key, Key] = {}
+        self.ops: List[tf.Operation] = []
+        self._any = tf.compat.v1.placeholder(tf.int32, name="any")
+        for tensor in batch:
+            self._open(tensor)
+
+    def key(self, kind: str, index: int, key: Key) -> Key:
+        """Return what an operation on examples takes in place of an input that is computed from none of them.
+
+        Args:
+          kind: the type of the operation.
+          index: which of its inputs it is.
+          key: that of the input.
+        """
+        if key not in self.aliases:
+            tensor = self._graph.get_tensor_by_name(key)
+            if SHAPES.get(kind) == index:
+                self.aliases[key] = self._shape(tensor)
+            elif self._has_rows(tensor):
+                self._open(tensor)
+        return self.aliases.get(key, key)
+
+    def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """Return what is known of a shape for any number of examples."""
+        if tensor.shape.rank is None:
+            return tensor.shape
+        lengths = tensor.shape.as_list()
+        return tf.TensorShape([None if length is None or length % self._count == 0 else length for length in lengths])
+
+    def _open(self, tensor: tf.Tensor) -> None:
+        lengths = tensor.shape.as_list()
+        opened = tf.compat.v1.placeholder_with_default(tensor, [None, *lengths[1:]], name="open")
+        self.tensors.append(opened)
+        self.aliases[tensor.name] = opened.name
+
+    def _has_rows(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor holds one row for each example, such as the initial state of a recurrent network.
+
+        Vectors of constants, such as the order of axes, do not.
+        """
+        is_made = tensor.op.type != "Const" or (tensor.shape.rank or 0) > 1
+        is_long = bool(tensor.shape.rank) and tensor.shape.as_list()[0] == self._count
+        return is_made and is_long and tensor.op not in self._of_variables and tensor.dtype.base_dtype == tensor.dtype
+
+    def _shape(self, tensor: tf.Tensor) -> Key:
+        """Return the key of a shape whose first number depends on the number of examples, or of the shape itself."""
+        before = len(self._graph.get_operations())
+        lengths = tf.reshape(self._any, tensor).shape  # of which TensorFlow computes what is constant
+        first = self._opened(lengths.as_list()[0]) if lengths.rank else None
+        if first is None and lengths.rank and tensor.op.type == "Pack":
+            first = self._product(tensor.op.inputs[0])
+        if first is None:
+            return str(tensor.name)
+        result = tf.concat([[tf.cast(first, tensor.dtype)], tensor[1:]], 0, name="open_shape")
+        self.ops += self._graph.get_operations()[before:]
+        return str(result.name)
+
+    def _opened(self, length: Optional[int]) -> Optional[tf.Tensor]:
+        """Return a constant multiple of the number of examples as a tensor that depends on it."""
+        if not length or length % self._count:
+            return None
+        return tf.shape(self.tensors[0])[0] * (length // self._count)
+
+    def _product(self, number: tf.Tensor) -> Optional[tf.Tensor]:
+        """Return a product of the number of examples and of a number that is no constant."""
+        factors = list(number.op.inputs) if number.op.type == "Mul" else []
+        for factor, other in (factors, factors[::-1]) if factors else ():
+            value: Any = tf.get_static_value(factor)
+            first = None if value is None else self._opened(int(value))
+            if first is not None:
+                return tf.cast(first, number.dtype) * other
+        return None
