@@ -1,7 +1,7 @@
 """What a `GradientAccumulateOptimizer` knows beside the methods of an optimizer: its `Internals`."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -12,14 +12,11 @@ from accum._engine._cycle import Cycle, check_options
 from accum._engine._interfaces import CycleListener
 from accum._tf import Gradient, Options, Scalar, tf
 
-if TYPE_CHECKING:
-    from accum._keras._logging._step_recorder import StepRecorder, UnfinishedRow
-    from accum._keras._model._accumulation import ModelAccumulation
-    from accum._keras._steps._optimizer_calls import TrainStep
-
 
 class Internals:
     """The package-internal interface of one `GradientAccumulateOptimizer`, returned by `internals_of`.
+
+    What it holds of classes that stand on it, such as `TrainStep` and `StepRecorder`, is of type Any.
 
     Args:
       optimizer: the `GradientAccumulateOptimizer`.
@@ -29,13 +26,13 @@ class Internals:
         self._optimizer = optimizer
         # Replica -> default weight of its current micro-batch, and whether it is the user's own:
         self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
-        self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
+        self._train_steps: Dict[int, Any] = {}  # replica -> the `TrainStep` that it is in
         self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
         self.looks_for_changes = True  # of gradients, until a warning has named some
         self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
-        self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
+        self.recorder: Any = None  # the `StepRecorder` of a `StepLogger`, or None
         # What the recorder before it has left of the present cycle:
-        self.unfinished_row: Optional["UnfinishedRow"] = None
+        self.unfinished_row: Any = None
 
     @property
     def cycle(self) -> Cycle:
@@ -175,8 +172,8 @@ class Internals:
             self._overlapping.discard(_replicas.replica_number())
 
     @contextlib.contextmanager
-    def within(self, train_step: "TrainStep") -> Iterator[None]:
-        """Report the micro steps that this replica makes in this context to `train_step`."""
+    def within(self, train_step: Any) -> Iterator[None]:
+        """Report the micro steps that this replica makes in this context to `train_step`, a `TrainStep`."""
         replica = _replicas.replica_number()
         before = self._train_steps.get(replica)
         self._train_steps[replica] = train_step
@@ -201,6 +198,6 @@ def internals_of(optimizer: tf.keras.optimizers.Optimizer) -> Internals:
     return optimizer._internals
 
 
-def accumulation_of(model: tf.keras.Model) -> Optional["ModelAccumulation"]:
+def accumulation_of(model: tf.keras.Model) -> Any:
     """Return the `ModelAccumulation` of a model; None for any other model, or one that is still being constructed."""
     return model.__dict__.get("_accum")
