@@ -154,7 +154,7 @@ def micro_batch_tokens(value: Any, micro_batch_size: Any, whole_batch: Sequence[
         )
     if whole_batch:
         raise ValueError(
-            "`whole_batch` needs micro-batches of one shape, and those of `micro_batch_tokens` differ in length: pass "
+            "`whole_batch` needs micro-batches of one shape, but `micro_batch_tokens` makes them unequally long: pass "
             f"`micro_batch_size`. Received: micro_batch_tokens={value!r}, whole_batch={whole_batch!r}."
             " [accum: arguments]"
         )

@@ -483,7 +483,7 @@ class Cycle:
         if self.state.accumulators.are_awaited_from(variable_count) and self.is_in_cycle():
             raise ValueError(
                 "The restored cycle has accumulated gradients for more variables than were passed: pass the same "
-                "variables in the same order, with None as the gradient of those that have none. "
+                "variables in the same order, with None for a variable without a gradient. "
                 f"Received: {[var.name for var in variables]}. [accum: restored-cycle]"
             )
 

@@ -658,5 +658,5 @@ def _require_alike(
     if len(leaves) != len(values) or not all(is_alike):
         raise ValueError(
             "A micro-batch computes other gradients or values than the one before it: let every micro-batch use the "
-            "same variables in the same way, whatever its size. [accum: unlike-micro-batches]"
+            "same variables in the same way, at any size. [accum: unlike-micro-batches]"
         )

@@ -79,6 +79,6 @@ def _require_no_others(graph: tf.Graph, update_ops: Sequence[Any]) -> None:
             "Averages of batch normalisation must be updated by ops in UPDATE_OPS, to be moved once per cycle. If a "
             "layer updates them in place, pass `updates_collections=tf.compat.v1.GraphKeys.UPDATE_OPS` to it instead "
             "of None. If it keeps its update ops elsewhere, such as Keras in `layer.updates`, pass these and those in "
-            f"UPDATE_OPS as `update_ops`; what is not passed moves whenever it is run. Received: {names}."
+            f"UPDATE_OPS as `update_ops`; averages that are not passed move in every run. Received: {names}."
             " [accum: moving-averages]"
         )

@@ -73,10 +73,10 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
     kinds = {op.type for op in changing & used} & _tf.gradient_changes.NONLINEAR
     if kinds:
         _check.warn(
-            f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
-            "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
-            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
-            " [accum: clipping]",
+            f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. In a full batch, "
+            "nonlinear changes such as clipping act on the mean gradient: leave them out there, and pass them as "
+            f"`transform=` to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type "
+            f"{sorted(kinds)}. [accum: clipping]",
             _check.InexactWarning,
         )
 
@@ -107,8 +107,8 @@ def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     if found:
         _check.warn(
             "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
-            "receives them. What is not linear, such as clipping, acts on the mean gradient in a full batch: leave it "
-            "out there, and pass it as `transform=` to the `AccumOptimizer`. Received: operations of type "
+            "receives them. In a full batch, nonlinear changes such as clipping act on the mean gradient: leave them "
+            "out there, and pass them as `transform=` to the `AccumOptimizer`. Received: operations of type "
             f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
             _check.InexactWarning,
         )

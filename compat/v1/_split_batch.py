@@ -592,8 +592,8 @@ class _Split:
         unknown = [tensor.name for tensor in self._frontier if tensor.shape.rank is None]
         if unknown:
             raise ValueError(
-                "The number of axes of what is split must be known: set the shape of what it is computed from. "
-                f"Received: {unknown}. [accum: unknown-shape]"
+                "The number of axes of each tensor that is split must be known: set the shape of what it is computed "
+                f"from. Received: {unknown}. [accum: unknown-shape]"
             )
         self._scope = self._graph.get_name_scope() + "/"
         self._images = list({one.name: one for one in map(self._image_of, self._frontier)}.values())
@@ -1212,8 +1212,8 @@ def _hidden(value: tf.Tensor) -> tf.Tensor:
 def _no_gradient(op: tf.Operation, *upstream: tf.Tensor) -> None:
     del upstream
     raise ValueError(
-        "A gradient of what `split_batch` has split can't be differentiated again, nor, with batch normalisation, a "
-        "loss by the batch: take gradients that are part of the loss before you call `split_batch`. "
+        "A gradient through what `split_batch` has split can't be differentiated again, and with batch normalisation, "
+        "there is no gradient by the batch: take gradients that are part of the loss before you call `split_batch`. "
         f"Received: {op.inputs[0].name!r}. [accum: split-batch]"
     )
 

@@ -178,7 +178,7 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
         other = "accum_steps" if own.size.tokens is None else "micro_batch_tokens"
         whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
     _check.warn(
-        f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes the moving statistics alone those of the full "
+        f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes only the moving statistics those of the full "
         f"batch. Received: {_check.shown(own.batch_norms_in_training)}. [accum: batch-norm]",
         _check.InexactWarning,
     )

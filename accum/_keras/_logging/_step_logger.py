@@ -132,7 +132,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         if not self._recorder.is_attached:
             raise ValueError(
                 "Two callbacks can't follow the steps of one model: pass one `StepLogger`, or only a "
-                f"`NoiseScaleScheduler`, which logs the same. Received: a second one beside {self!r}."
+                f"`NoiseScaleScheduler`, which logs the same. Received: another one in addition to {self!r}."
                 " [accum: step-logger]"
             )
         self._begin_anew()

@@ -84,9 +84,9 @@ class Internals:
             _check.warn(
                 "Batch normalization updates its moving statistics for every micro-batch, and normalises by it alone, "
                 "unlike at the full batch. An optimizer can't change that: train on full batches, with "
-                "`accum.GradientAccumulateModel.from_model(model, micro_batch_size=…, whole_batch='batch_norm')`, or "
-                "in a loop of your own with `accum.value_and_gradients` and the same `whole_batch`. "
-                "`accum.replace_batchnorm_layers` makes the moving statistics alone those of the full batch. "
+                "`accum.GradientAccumulateModel.from_model(model, micro_batch_size=…)`, or in a loop of your own with "
+                "`accum.value_and_gradients` and `whole_batch='batch_norm'`. `accum.replace_batchnorm_layers` makes "
+                "only the moving statistics those of the full batch. "
                 f"Received: {_check.shown(names)}. [accum: batch-norm]",
                 _check.InexactWarning,
             )
@@ -101,8 +101,8 @@ class Internals:
         if found:
             _check.warn(
                 "The gradients of each micro-batch are changed after they are computed and before the accumulating "
-                "optimizer receives them. What is not linear, such as clipping, acts on the mean gradient in a full "
-                "batch: let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass it as "
+                "optimizer receives them. In a full batch, nonlinear changes such as clipping act on the mean: "
+                "let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass them as "
                 "`transform=`; or pass `micro_batch_size` instead of `accum_steps` to a `GradientAccumulateModel`, "
                 "whose train step then runs once for the full batch. Received: operations of type "
                 f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",

@@ -51,8 +51,8 @@ gradient, and one of an update rule (fitted to the peaks of ResNet50 and VGG16 i
 IN_UPDATE = (
     "Memory ran out while the optimizer made its step, or after it, so some weights may be updated and others not: "
     "restore a checkpoint. Splitting the batch further does not help an update: the optimizer's variables and one "
-    "gradient have to fit beside the weights. A train step that computes more gradients after an update needs a number "
-    "as `micro_batch_size`. [accum: out-of-memory]"
+    "gradient have to fit in addition to the weights. A train step that computes more gradients after an update needs "
+    "a number as `micro_batch_size`. [accum: out-of-memory]"
 )
 
 LOGS, SUMS = "logs", "sums"

@@ -92,7 +92,7 @@ class TrimmedTime:
         is_alike = self.has_time(target) and not self.has_time(output) and getattr(output, "shape", None) is not None
         if is_alike and output.shape.rank == target.shape.rank and not tf.executing_eagerly():
             raise ValueError(
-                "`micro_batch_tokens` trims axis 1 of a target that is as long as the padded sequences, but that of "
+                "`micro_batch_tokens` trims axis 1 of a target that is as long as the padded sequences, but axis 1 of "
                 "the output is not the time: pad the sequences to another length. Received: target of shape "
                 f"{target.shape}, output {call.name!r} of shape {output.shape}. [accum: tokens-padding]"
             )
