@@ -118,9 +118,9 @@ class BatchDraws:
             return self.base()
         except LookupError:
             _check.warn(
-                "Random numbers differ with the number of replicas: those of a model without dropout or noise layers "
-                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example."
-                " [accum: random-numbers]",
+                "Random numbers differ with the number of replicas, because they can't be drawn by example here: the "
+                "model has no dropout or noise layers of Keras, or runs on TensorFlow 2.2 or 2.3 with XLA or several "
+                "workers. [accum: random-numbers]",
                 _check.InexactWarning,
             )
             return 0
