@@ -44,6 +44,8 @@ from accum._tf.graph_parts import name_of
 Key = str
 WEIGHTS = -1
 """The level of the gradients of what does not depend on the batch."""
+JOIN_ROWS = ("ConcatV2", "UnsortedSegmentSum")
+"""What takes the rows of `tf.IndexedSlices`, whose places do not add up as gradients do."""
 
 
 class Phase(NamedTuple):
@@ -303,7 +305,8 @@ class CutGraph:
                 one = forward[name]
                 levels = [self._levels[before_it] for before_it in before if before_it in self._gradients]
                 levels += [] if one is None else [self._levels[one]]
-                self._levels[name] = WEIGHTS if is_weights[name] else min(lv for lv in levels if lv is not None)
+                is_last = is_weights[name] and self._nodes[name].type not in JOIN_ROWS
+                self._levels[name] = WEIGHTS if is_last else min(lv for lv in levels if lv is not None)
                 islands = {self._islands.get(before_it) for before_it in before if before_it in self._gradients}
                 number = next(iter(islands)) if one is None and len(islands) == 1 else self._islands.get(one or "")
                 if number is not None:

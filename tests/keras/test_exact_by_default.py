@@ -267,6 +267,27 @@ def test_evaluation_and_prediction_are_those_of_plain_keras(program):
     np.testing.assert_allclose(*predicted, rtol=2e-5, atol=3e-6)
 
 
+class RowsOfAComputedTable(layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(40, shape[-1]), initializer="ones")
+
+    def call(self, inputs):
+        ids = tf.cast(3.0 * tf.abs(inputs[:, 0]), tf.int32)
+        return inputs * tf.gather(0.5 * tf.convert_to_tensor(self.table), ids)
+
+
+def clipped_with_a_table():
+    model = OwnClipping()
+    model.hidden = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(8, "tanh"), RowsOfAComputedTable()])
+    return model, X, None
+
+
+def test_the_gradient_by_rows_of_a_table_that_is_computed_is_that_of_the_full_batch():
+    """It has a row for each example until it reaches the table, with places that must not add up."""
+    plain, split, x, loss = pair(clipped_with_a_table, micro_batch_size=BATCH // 2)
+    assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
 def squeezed():
     inputs = tf.keras.Input((6,))
     return tf.keras.Model(inputs, layers.Reshape(())(layers.Dense(1)(inputs)))

@@ -98,7 +98,7 @@ def segments_of(net, side):
     from accum._keras._steps._whole_batch import Arguments, traced_call
 
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=2, whole_batch="all")
-    arguments = Arguments((tf.zeros([4, side, side, 3]),), {"training": True})
+    arguments = Arguments((tf.zeros([4, side, side, 3]),), {"training": True}, is_nested=False)
     call = functools.partial(tf.keras.Model.__call__, model)
     return traced_call(model, call, arguments, True, True, True, 2, False).segments
 
