@@ -87,13 +87,12 @@ class Analysis:
     @property
     def counting(self) -> List[str]:
         """Names of operations on rows that take a number of examples as such, rather than as the length of an axis."""
-        return [name for name, verdict in self._verdicts.items() if verdict.kind == "rows" and self._counts(name)]
+        of_rows = [name for name, one in self._verdicts.items() if one.kind == "rows" or any(one.outputs)]
+        return [name for name in of_rows if self._counts(name)]
 
     def _counts(self, op_name: str) -> bool:
-        if op_name in self._decided.flat.written_out:  # a number in its body has met
-            return False
-        keys = enumerate(self._decided.nodes[op_name].inputs)
-        return any(self.is_count(key) and not self.shapes_only(op_name, index) for index, key in keys)
+        inputs = enumerate(self._decided.graph.get_operation_by_name(op_name).inputs)
+        return any(self.is_count(one.name) and not self.shapes_only(op_name, index) for index, one in inputs)
 
     def holds_rows(self, tensor_name: str) -> bool:
         """Whether a tensor, or a list that it stands for, holds examples apart, also where no slice of it does."""

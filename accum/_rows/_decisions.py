@@ -385,8 +385,12 @@ class Decisions:
         values = self.values.get(key)
         sizes = [one for one in node.inputs if self.states.get(one) == SIZE]
         is_same = values is not None and all(np.array_equal(value, values[0]) for value in values)
-        if self.states[key] == SIZE and (is_same or (values is None and sizes and self._same.issuperset(sizes))):
+        is_chosen = node.type in MERGES and self._guards[node.name] is not None  # by a size, or by less
+        is_of_same = values is None and sizes and self._same.issuperset(sizes) and not is_chosen
+        if self.states[key] == SIZE and (is_same or is_of_same):
             self._same.add(key)
+        else:
+            self._same.discard(key)
 
     def _check_numbers(self, node: Node) -> None:
         """Raise if a function takes a number that depends on how many examples there are.
@@ -399,6 +403,22 @@ class Decisions:
             is_axis = node.type in _reductions.REDUCTIONS and index == 1 and is_constant(self.values.get(key))
             if self.states.get(key) == SIZE and key not in self._same and not is_shape and not is_axis:
                 raise Meets("within a function, it takes a number that depends on how many examples there are")
+
+    def _check_lengths(self, node: Node) -> None:
+        """Raise unless each length that an operation takes is the same for any batch, or a multiple of its examples.
+
+        The scratch graphs only have two large batches, for which `tf.minimum(n, 10)` is a constant.
+        """
+        for index in SHAPES.get(node.type, ()):
+            key = node.inputs[index] if index < len(node.inputs) else ""
+            values = self.values.get(key)
+            if self.states.get(key) != SIZE or key in self._same or values is None:
+                continue
+            lengths = np.stack([np.ravel(value) for value in values])
+            per_example = lengths[0] // SIZES[0]
+            is_same, is_multiple = lengths == lengths[:1], lengths == np.outer(SIZES, per_example)
+            if not np.all(is_same.all(axis=0) | is_multiple.all(axis=0)):
+                raise Meets("a length depends on the number of examples, and is no multiple of it")
 
     def _keep_values(self, node: Node, values: Sequence[Optional[Values]]) -> None:
         self.values.update(zip(node.outputs, values))
@@ -416,7 +436,11 @@ class Decisions:
             switch = self.nodes[node_of(node.inputs[0])]
             counts = switch.type in ("Switch", "RefSwitch") and not self._is_invariant(switch)
             is_size = counts and states[0] is None and self.states.get(switch.inputs[1]) is not None
-            results = [SIZE if is_size else states[0]]
+            state = SIZE if is_size else states[0]
+            is_filled = counts and state is not None and state.kind == "list" and not depends(state)
+            if state is not None and is_filled and self._is_count_of_steps(switch.inputs[1]):
+                state = state._replace(element=SIZE)  # as many as there are examples
+            results = [state]
         elif node.type == "IdentityN":
             results = states
         else:
@@ -425,6 +449,10 @@ class Decisions:
         if any(depends(state) for state in results):
             self._say(node, worst(kinds))
         return results
+
+    def _is_count_of_steps(self, predicate: Key) -> bool:
+        """Whether a loop goes on by how many examples there are."""
+        return self.states.get(predicate) == SIZE and predicate not in self._same
 
     def _is_chosen_within(self, switch: Node) -> bool:
         """Whether a predicate, of a loop or in a function, depends on how many examples there are."""
@@ -503,6 +531,7 @@ class Decisions:
             self.unruled.append(node.type)
             raise Meets(f"no rule for {node.type}")
         self._check_numbers(node)
+        self._check_lengths(node)
         given = self._given(node)
         op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs)
         outcome = RULES[node.type](op)
@@ -646,6 +675,8 @@ class Decisions:
         if self.decisions[node.name].kind == "reduces":
             is_first = level_of(self.states.get(node.inputs[0])) == 0
             return PARTS.get(node.type) if is_first else None
+        if node.type == "Cast" and not tf.as_dtype(node.dtypes[0]).is_floating:
+            return None
         if node.type == "IdentityN":
             return self.combination_of(node.inputs[int(key.rsplit(":", 1)[1])])
         kinds = [self.combination_of(one) for one in node.inputs if node.type in LINEAR + PRODUCTS + QUOTIENTS + SUMS]
@@ -666,7 +697,9 @@ class Decisions:
     def _is_count(self, key: Key) -> bool:
         """Whether a scalar is a constant times the number of examples."""
         values = self.values.get(key)
-        return values is not None and np.ndim(values[0]) == 0 and values[0] * SIZES[1] == values[1] * SIZES[0]
+        if values is None or np.ndim(values[0]) or not values[0]:
+            return False
+        return all(value * SIZES[0] == values[0] * size for value, size in zip(values, SIZES))
 
     def _kind_of(self, state: Optional[State]) -> str:
         if not depends(state) or state is None:

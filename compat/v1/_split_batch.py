@@ -511,6 +511,8 @@ class _Split:
             return verdict.kind == "reduces"
         is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
         is_number = verdict.kind == "behind" and not any(self._analysis.has_met(one.name) for one in op.outputs)
+        if verdict.kind == "rows" and self._takes_count(op):
+            return False  # its gradient would take that of the micro-batch
         if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):
@@ -525,6 +527,15 @@ class _Split:
         drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
+
+    def _takes_count(self, op: tf.Operation) -> bool:
+        """Whether an operation on rows takes a number of examples as an index, a condition or the like."""
+        return any(
+            self._analysis.is_count(one.name)
+            and not one.dtype.is_floating
+            and not self._analysis.shapes_only(op.name, i)
+            for i, one in enumerate(op.inputs)
+        )
 
     def _is_same(self, op: tf.Operation) -> bool:
         """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""

@@ -119,7 +119,19 @@ def tied_embedding(x, y):
     return unusual_loss(logits[:, :1], y)
 
 
-PROGRAMS = [perceptron, embedding, tied_embedding, attention]
+def by_numbers(x, y):
+    """Takes the number of examples as an index, a distance, a condition and a width, also in its gradient."""
+    count = tf.shape(x)[0]
+    hidden = dense(tf.reduce_mean(x, 1), "first", 5)
+    rolled = tf.roll(hidden, count, 1) * tf.range(1.0, 6.0)
+    chosen = tf.cond(count > 7, lambda: hidden**2, lambda: hidden)
+    wide = tf.tile(hidden**2, [1, tf.minimum(count, 8)])
+    column = hidden[:, count % 4] ** 2 + tf.gather(hidden, count % 3, axis=1)
+    everything = rolled + chosen + column[:, None] + 0.1 * tf.reduce_sum(wide, 1, keepdims=True)
+    return unusual_loss(dense(everything, "last", 1), y)
+
+
+PROGRAMS = [perceptron, embedding, tied_embedding, attention, by_numbers]
 
 
 @pytest.mark.law("L21")
