@@ -187,24 +187,6 @@ def slim_yolov3():
     return (uniform(64, 64, 3), of_map(2), of_map(4), of_map(8)), build
 
 
-def dgcnn():
-    stand_in("h5py")
-    from models import dgcnn as program
-
-    def build(accum_steps, points, labels):
-        # As in `train` of train.py, which is one function around files of points.
-        clouds, classes = tf.identity(points), tf.identity(labels)
-        clouds.set_shape([8, 24, 3])  # `placeholder_inputs` of a constant batch size
-        classes.set_shape([8])
-        batch, training = tf.Variable(0), tf.placeholder_with_default(True, [])
-        with mock.patch.object(tf.nn, "dropout", lambda x, *_, **__: x):
-            predicted, ends = program.get_model(clouds, training, bn_decay=0.5)
-        loss = split(program.get_loss(predicted, classes, ends), (clouds, classes))
-        return tf.train.AdamOptimizer(1e-4).minimize(loss, global_step=batch), loss
-
-    return (normal(24, 3), integers(40)), build
-
-
 def cyclegan():
     import model as program
 
@@ -228,7 +210,7 @@ def ugatit():
     stand_in("cv2")
     import UGATIT as program
 
-    sizes = {"img_size": 16, "img_ch": 3, "ch": 2, "n_res": 2, "n_dis": 6, "batch_size": 8}
+    sizes = {"img_size": 16, "img_ch": 3, "ch": 2, "n_res": 4, "n_dis": 6, "batch_size": 8}
     weights = {"adv_weight": 1, "cycle_weight": 10, "identity_weight": 10, "cam_weight": 1000, "ld": 10}
     names = {"phase": "train", "gan_type": "lsgan", "light": True, "sn": True, "smoothing": True, "augment_flag": False}
 
@@ -308,14 +290,6 @@ PROGRAMS = {
         None,
         slim_yolov3,
         note="detects objects. Each layer has a sixteenth of its filters",
-    ),
-    "dgcnn": Program(
-        "WangYueFt/dgcnn",
-        "`models.dgcnn`: graphs of nearest neighbours in clouds of points, batch normalisation in conditionals",
-        None,
-        dgcnn,
-        subtree="tensorflow",
-        note=CONSTANT,
     ),
     "cyclegan": Program(
         "vanhuyz/CycleGAN-TensorFlow",
