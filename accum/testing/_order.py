@@ -11,7 +11,8 @@ PASSES = ("Identity", "RefIdentity", "ReadVariableOp") + _tf.op_walks.ENTRANCES
 def order_updates(train_op: Any) -> None:
     """Let every update of a train op wait until everything that does not depend on an update is computed."""
     ops = _Ops(_checked(train_op))
-    before = [op for op in ops.all if id(op) not in ops.after_updates and not _tf.graphs.is_in_control_flow(op)]
+    left_out = ops.after_updates | ops.behind_switches()
+    before = [op for op in ops.all if id(op) not in left_out and not _tf.graphs.is_in_control_flow(op)]
     inputs = {id(source) for op in before for source in _tf.op_walks.sources_of(op)}
     last = [op for op in before if id(op) not in inputs and op.type != "Placeholder"]
     with train_op.graph.as_default(), tf.control_dependencies(None), tf.control_dependencies(last):
@@ -81,6 +82,21 @@ class _Ops:
         while waiting:
             op = waiting.pop()
             if id(op) not in reached:
+                reached.add(id(op))
+                waiting += self._users.get(id(op), [])
+        return reached
+
+    def behind_switches(self) -> Set[int]:
+        """Return the ids of ops that do not run if a branch is not taken, as zeros in the gradient of a conditional.
+
+        What waits for one of them does not run either, with no word.
+        """
+        switches = [op for op in self.all if op.type in ("Switch", "RefSwitch")]
+        reached: Set[int] = set()
+        waiting = [user for op in switches for user in self._users.get(id(op), [])]
+        while waiting:
+            op = waiting.pop()
+            if id(op) not in reached and op.type not in ("Merge", "RefMerge", "Exit", "RefExit"):
                 reached.add(id(op))
                 waiting += self._users.get(id(op), [])
         return reached

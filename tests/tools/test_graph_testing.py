@@ -370,3 +370,18 @@ def test_a_variable_that_rounding_decides_is_named_and_no_other_reason_is_given(
         assert_graph_accumulation_equals_full_batch(build, (X, Y), accum_steps=4, batch_size=8)
     assert "rounding, in `shift`" in str(raised.value) and "UPDATE_OPS" not in str(raised.value)
     assert "the loss" not in str(raised.value)
+
+
+@pytest.mark.law("L15")
+def test_ordered_updates_are_made_also_where_a_branch_is_not_taken(control_flow):
+    """The gradient of a conditional may have zeros that are not computed if its branch is not taken."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        training = tf1.placeholder_with_default(True, [])
+        weights = tf1.get_variable("w", [3, 1], initializer=tf1.ones_initializer())
+        mean = tf.reduce_mean(weights, 0)
+        chosen = tf.cond(training, lambda: 2.0 * mean, lambda: tf.zeros([1]))
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum((weights - chosen) ** 2))
+        order_updates(train_op)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        assert np.abs(session.run(weights) - 1.0).max() > 0.05
