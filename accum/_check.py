@@ -296,8 +296,7 @@ def once_each(names: Sequence[str], keys: List[int]) -> None:
     twice = sorted({name for name, key in zip(names, keys) if keys.count(key) > 1})
     if twice:
         raise ValueError(
-            f"Each variable must appear only once in `grads_and_vars`: sum the gradients of {twice}."
-            " [accum: gradients]"
+            f"Each variable must appear only once in `grads_and_vars`: sum the gradients of {twice}. [accum: gradients]"
         )
 
 

@@ -35,8 +35,9 @@ from typing import NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-RECORD, PAGE = os.path.join(HERE, "records", "generated-mutants.json"), os.path.join(
-    HERE, "pages", "generated-mutants.md"
+RECORD, PAGE = (
+    os.path.join(HERE, "records", "generated-mutants.json"),
+    os.path.join(HERE, "pages", "generated-mutants.md"),
 )
 BEGIN, END = "<!-- generated mutants -->\n", "<!-- end of generated mutants -->\n"
 PARTS = (

@@ -239,9 +239,8 @@ class FoundStatistics:
 
     def _others(self) -> List[str]:
         """Return the names of other reductions over examples that meet single examples again."""
-        reduced: Dict[str, Set[str]] = (
-            {}
-        )  # {operation: the reductions over all examples that it is computed from, and nothing else}
+        # {operation: the reductions over all examples that it is computed from, and nothing else}
+        reduced: Dict[str, Set[str]] = {}
         rows = set(self._inputs)
         names: Dict[str, None] = {}
         for op in self._ops:

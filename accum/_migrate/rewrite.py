@@ -196,8 +196,8 @@ def _exported(uses):
 def _mentioned(uses, left):
     """Report arguments that accumulate but that no rule handles, unless they have been reported already."""
     uses_of = {use.call: use for use in uses.find(_find_rule)}
-    is_seen = lambda call: call in uses_of and any(
-        _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
+    is_seen = lambda call: (
+        call in uses_of and any(_find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names)
     )
     mentioned = mentions.imports_by_text(SOURCES, uses)
     for source in BY_ARGUMENT:

@@ -235,7 +235,7 @@ class KerasRun:
         self._build_inner()
         for index, value in state.weights.items():
             _assign(self.variables[index], value)
-        for index, value in (state.averages.items() if self.averages else ()):
+        for index, value in state.averages.items() if self.averages else ():
             _assign(self._average(index), value)
         for role, values in state.slots.items():
             for index, value in values.items():

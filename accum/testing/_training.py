@@ -223,8 +223,7 @@ def _built(build_model, micro_batch):
         is_number = dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype.is_bool
         if not is_number or (var.trainable and not (dtype.is_floating or dtype.is_complex)):
             raise TypeError(
-                f"Weights must be numbers, and trainable weights floating point. Received: `{name}` of "
-                f"{dtype.name}."
+                f"Weights must be numbers, and trainable weights floating point. Received: `{name}` of {dtype.name}."
             )
     return model
 

@@ -128,8 +128,7 @@ def what_is_counted(count_micro_steps: bool, count_steps: bool) -> str:
     """Return what accumulation itself counts in `global_step`: "micro_steps", "steps" or nothing, ""."""
     if count_micro_steps and count_steps:
         raise ValueError(
-            "`global_step` counts either: pass `count_micro_steps` or `count_steps`, but not both."
-            " [accum: arguments]"
+            "`global_step` counts either: pass `count_micro_steps` or `count_steps`, but not both. [accum: arguments]"
         )
     return "micro_steps" if count_micro_steps else "steps" if count_steps else ""
 
@@ -256,8 +255,7 @@ def require_same_step_counter(cycle: Cycle, known_step: Any, global_step: Any, c
         )
     if cycle.is_built and cycle.state.micro_step.graph is not _tf.graphs.outermost_graph():
         raise ValueError(
-            "An `AccumOptimizer` belongs to the graph of its first call: create one for each graph."
-            " [accum: graph-mode]"
+            "An `AccumOptimizer` belongs to the graph of its first call: create one for each graph. [accum: graph-mode]"
         )
     if cycle.is_built and known_step is not global_step:
         raise ValueError(

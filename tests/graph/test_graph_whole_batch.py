@@ -44,8 +44,9 @@ def of_operations(images, fused=True, regularizer=None):
     hidden = images
     for number, depth in enumerate([2, 4]):
         with tf1.variable_scope(f"layer_{number}"):
-            kernel, scale = tf1.get_variable("kernel", [3, 3, depth, 4], regularizer=regularizer), tf1.get_variable(
-                "scale", [4]
+            kernel, scale = (
+                tf1.get_variable("kernel", [3, 3, depth, 4], regularizer=regularizer),
+                tf1.get_variable("scale", [4]),
             )
             hidden = tf.nn.conv2d(hidden, kernel, [1, 1, 1, 1], "SAME")
             if fused:

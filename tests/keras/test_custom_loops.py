@@ -308,8 +308,9 @@ def test_an_optimizer_in_use_for_another_list_is_refused_in_words():
 # ----------------------------------------------------------------------------------------------------------------
 # Look-ups
 
-WORDS, TEXTS = 8, np.array(
-    [[1, 1], [2, 3], [1, 4], [2, 2], [5, 1], [6, 2], [5, 5], [3, 6], [1, 2], [2, 7], [3, 4], [5, 6]]
+WORDS, TEXTS = (
+    8,
+    np.array([[1, 1], [2, 3], [1, 4], [2, 2], [5, 1], [6, 2], [5, 5], [3, 6], [1, 2], [2, 7], [3, 4], [5, 6]]),
 )
 LABELS = RANDOM.normal(size=(12, 1)).astype("float32")
 TABLE = [RANDOM.normal(size=(WORDS, 2)).astype("float32"), RANDOM.normal(size=(2, 1)).astype("float32")]

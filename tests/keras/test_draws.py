@@ -450,8 +450,9 @@ DROPOUTS = {
     "tf.layers": lambda hidden: v1.layers.dropout(hidden, 0.4, training=True),
     "in a conditional": lambda hidden: v1.layers.dropout(hidden, 0.4, training=v1.placeholder_with_default(True, [])),
     "truncated": lambda hidden: hidden + tf.random.truncated_normal(tf.shape(hidden)),
-    "whole numbers": lambda hidden: hidden
-    * tf.cast(tf.random.uniform(tf.shape(hidden), -3, 4, tf.int32), hidden.dtype),
+    "whole numbers": lambda hidden: (
+        hidden * tf.cast(tf.random.uniform(tf.shape(hidden), -3, 4, tf.int32), hidden.dtype)
+    ),
 }
 HAS_V1_LAYERS = hasattr(v1, "layers") and not IS_KERAS_3
 

@@ -198,10 +198,12 @@ def test_groups_of_examples_are_named(groups):
 
 NOT_PROVEN = {
     "loop over examples": lambda hidden: tf.map_fn(lambda one: one / (4.0 + tf.reduce_max(one, axis=0)), hidden),
-    "rows by number": lambda hidden: hidden
-    + tf.gather_nd(hidden, tf.stack([tf.range(tf.shape(hidden)[0]), tf.ones_like(hidden[:, 0, 0], tf.int32)], 1))[
-        :, None
-    ],
+    "rows by number": lambda hidden: (
+        hidden
+        + tf.gather_nd(hidden, tf.stack([tf.range(tf.shape(hidden)[0]), tf.ones_like(hidden[:, 0, 0], tf.int32)], 1))[
+            :, None
+        ]
+    ),
 }
 
 

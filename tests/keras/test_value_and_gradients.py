@@ -337,9 +337,10 @@ def test_two_replicas_with_different_numbers_of_examples(split):
 
         return getattr(strategy, RUN)(of_replica)
 
-    results = strategy.experimental_local_results(of_whole_batch()[0]), [
-        strategy.experimental_local_results(part)[0] for part in of_whole_batch()[1:]
-    ]
+    results = (
+        strategy.experimental_local_results(of_whole_batch()[0]),
+        [strategy.experimental_local_results(part)[0] for part in of_whole_batch()[1:]],
+    )
     value, grads = Model().whole(*batch())
     expected = [tf.convert_to_tensor(grads[index]) for index in (0, 2)]
     assert_close((results[0][0], results[1]), (value, expected))

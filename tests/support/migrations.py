@@ -58,8 +58,7 @@ PAIRS = [
         "- from gradient_accumulator.GAOptimizerWrapper import GAOptimizerWrapper",
         '- optimizer = GAOptimizerWrapper(tf.keras.optimizers.SGD(0.1), reduction="SUM")',
         "+ import accum",
-        '+ optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), reduction="SUM", '
-        "accum_steps=4)",
+        '+ optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), reduction="SUM", accum_steps=4)',
     ),
     _pair(
         "layers",
@@ -76,8 +75,7 @@ PAIRS = [
         "- from utils.accum_optimizers import AccumOptimizer",
         "- optimizer = AccumOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), steps_per_update=2)",
         "+ import accum.compat.v1",
-        "+ optimizer = accum.compat.v1.AccumOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), "
-        "accum_steps=2)",
+        "+ optimizer = accum.compat.v1.AccumOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), accum_steps=2)",
     ),
     _pair(
         "h2g-net-adam",
@@ -104,7 +102,7 @@ PAIRS = [
         "- optimizer = runai.ga.keras.optimizers.SGD(lr=0.1, steps=2)",
         "+ import accum",
         "+ wrapped = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), 2)",
-        "+ optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(learning_rate=0.1), " "accum_steps=2)",
+        "+ optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(learning_rate=0.1), accum_steps=2)",
     ),
     _pair(
         "tensorpack",
@@ -117,7 +115,7 @@ PAIRS = [
     _pair(
         "cyberzhg",
         "- from keras_gradient_accumulation import GradientAccumulation",
-        "- optimizer = GradientAccumulation(tf.keras.optimizers.SGD(0.1), accumulation_steps=2, " "momentum_names=[])",
+        "- optimizer = GradientAccumulation(tf.keras.optimizers.SGD(0.1), accumulation_steps=2, momentum_names=[])",
         "+ import accum",
         "+ optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2)",
     ),
@@ -182,8 +180,7 @@ PAIRS = [
         "- many = [SGD(0.1, gradient_accumulation_steps=max(2, k)) for k in (2, 4)]",
         "+ first = lambda args: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=args.accum_steps)",
         "+ second = lambda k: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=k)",
-        "+ third = lambda: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=int(os.environ.get('K', "
-        "4)) // 2)",
+        "+ third = lambda: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=int(os.environ.get('K', 4)) // 2)",
         "+ many = [accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=max(2, k)) for k in (2, 4)]",
         "  make = lambda gradient_accumulation_steps: 0",
         "  fifth = lambda: make(gradient_accumulation_steps=4)",

@@ -234,20 +234,24 @@ SEVERAL = {
     "add": lambda x, w, errors: masked_mean(x, errors) + 0.5 * tf.reduce_mean(errors),
     "add_n": lambda x, w, errors: tf.add_n([tf.nn.l2_loss(w), tf.reduce_mean(errors), masked_mean(x, errors)]),
     "boolean_mask": lambda x, w, errors: tf.reduce_mean(errors) + tf.reduce_mean(errors[x[:, 0] > 0.0]),
-    "tf.losses": lambda x, w, errors: tf1.losses.compute_weighted_loss(errors)
-    + tf1.losses.compute_weighted_loss(errors, tf.cast(x[:, 0] > 0.0, tf.float32)),
+    "tf.losses": lambda x, w, errors: (
+        tf1.losses.compute_weighted_loss(errors)
+        + tf1.losses.compute_weighted_loss(errors, tf.cast(x[:, 0] > 0.0, tf.float32))
+    ),
 }
 ONE = {
     "L2": lambda x, w, errors: tf.reduce_mean(errors) + 0.1 * tf.nn.l2_loss(w) + 0.1 * tf.reduce_mean(w**2),
     "masked": lambda x, w, errors: masked_mean(x, errors) + masked_mean(x, tf.sqrt(errors)) + 0.1 * tf.nn.l2_loss(w),
     "means of one batch": lambda x, w, errors: tf.reduce_mean(errors) + tf.reduce_mean(tf.abs(x * w)),
-    "boolean_mask": lambda x, w, errors: tf.reduce_mean(errors[x[:, 0] > 0.0])
-    + tf.reduce_mean(tf.abs(errors[x[:, 0] > 0.0])),
+    "boolean_mask": lambda x, w, errors: (
+        tf.reduce_mean(errors[x[:, 0] > 0.0]) + tf.reduce_mean(tf.abs(errors[x[:, 0] > 0.0]))
+    ),
     "tf.losses": lambda x, w, errors: tf.add_n(
         [tf1.losses.compute_weighted_loss(power, tf.cast(x[:, 0] > 0.0, tf.float32)) for power in (errors, errors**2)]
     ),
-    "by its size": lambda x, w, errors: tf.reduce_mean(errors)
-    + tf.reduce_sum(errors) / tf.cast(tf.size(x), tf.float32),
+    "by its size": lambda x, w, errors: (
+        tf.reduce_mean(errors) + tf.reduce_sum(errors) / tf.cast(tf.size(x), tf.float32)
+    ),
 }
 SEVERAL_NAMED = r"a sum of losses: `[\w/]+` and `[\w/]+` are means over.*minimize\(\[losses\], weight=\[counts\]\)"
 

@@ -330,8 +330,7 @@ class GradientAccumulateOptimizer:
         new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
         if old.is_schedule or new.is_schedule:
             raise ValueError(
-                "A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer."
-                " [accum: set-later]"
+                "A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer. [accum: set-later]"
             )
         if self._cycle.is_settable:
             self._cycle.counter.request(new)  # from the next cycle on

@@ -87,7 +87,8 @@ class UpdateGate(Gate):
     def _begin(self) -> List[tf.Operation]:
         """Count an update, as soon as all replicas have come to theirs."""
         updates, is_trial = (
-            _replicas.local_variable(var) for var in (self._variables.updates, self._variables.is_trial)  # type: ignore[union-attr]
+            _replicas.local_variable(var)
+            for var in (self._variables.updates, self._variables.is_trial)  # type: ignore[union-attr]
         )
         # The sum waits for all replicas: none begins while another one may yet run out of memory.
         (ready,) = _replicas.sum_of_group([tf.identity(is_trial.read_value())], _replicas.count())

@@ -189,8 +189,9 @@ class _Fed:
         self.pairs = []
         for variable, var in zip(case["variables"], self.variables):
             if variable["is_sparse"]:
-                placeholder = tf1.placeholder(tf.float32, [None] + variable["shape"][1:]), tf1.placeholder(
-                    tf.int64, [None]
+                placeholder = (
+                    tf1.placeholder(tf.float32, [None] + variable["shape"][1:]),
+                    tf1.placeholder(tf.int64, [None]),
                 )
                 grad = tf.IndexedSlices(placeholder[0], placeholder[1], tf.constant(variable["shape"], tf.int64))
             else:

@@ -106,8 +106,7 @@ NOTES = {
         "L6": "There is no method for it: the cycle goes on in the next epoch.",
         "L7": "Keras clips where it computes gradients, so each micro-batch is clipped.",
         "L8 rows": (
-            "The gradient of an embedding is `tf.IndexedSlices` in one branch of a condition and a tensor in the "
-            "other."
+            "The gradient of an embedding is `tf.IndexedSlices` in one branch of a condition and a tensor in the other."
         ),
         "L9 skip": NO_SKIP,
         "L12": (
