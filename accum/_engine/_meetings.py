@@ -4,11 +4,11 @@ Between two barriers, the results of an example must not depend on other example
 operations of the graph. Whatever it has no rule for may mix examples, and is reported.
 """
 
-from typing import List
+from typing import Dict, List, NamedTuple, Set
 
-from accum import _rows
-from accum._engine._statistics import Moments
-from accum._engine._trace import Key, LossMark, Trace
+from accum import _rows, _tf
+from accum._engine._statistics import NORMALIZED, Moments
+from accum._engine._trace import SCOPE, Key, LossMark, Trace, is_differentiable
 from accum._tf import tf
 
 OF_EXAMPLES = _rows.Rows(0, 1)
@@ -31,21 +31,112 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     moments = [key for mark in trace.statistics for key in mark.moments]
     names = list(dict.fromkeys(map(_name_of, rows + moments + [loss.value for loss in trace.losses])))
     try:
-        found = _rows.analyse(graph, names, inputs)
+        own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients({}, {}, True)
+        found = _rows.analyse(graph, names + own.operations, inputs)
     except _rows.ConstantBatchSize as error:
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
         return names
+    mixing = own.mixing(found)
+    if mixing:
+        return mixing
     levels = dict.fromkeys(trace.outputs if are_means else [], 1)
-    own = set(map(_name_of, moments))  # and what spreads a mean
-    own |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}
-    counting = [name for name in found.counting if name not in own]
+    own_ops = set(map(_name_of, moments))  # and what spreads a mean
+    own_ops |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}
+    counting = [name for name in found.counting if name not in own_ops]
     unlike = [_name_of(loss.value) for loss in trace.losses if not _adds_up(found, loss)]
     are_apart = all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
     if are_apart and not counting and all(_pools(found, mark.moments) for mark in trace.statistics):
         return unlike
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
-    return met or counting or [name for name in found.reduces if name not in own] or names
+    return met or counting or [name for name in found.reduces if name not in own_ops] or names
+
+
+class OwnGradients(NamedTuple):
+    """The gradients of the user's in a graph, computed from the operations' own outputs in the place of gradients.
+
+    Attributes:
+      users: {key of what the operations take: names of those that take it}.
+      grads: {key of what they take: the gradient by it}.
+      are_linear: whether they are linear in the gradients that come up to them, so that each loss may be scaled: that
+        of a micro-batch is divided by fewer examples than that of the batch.
+    """
+
+    users: Dict[Key, List[str]]
+    grads: Dict[Key, Key]
+    are_linear: bool
+
+    @property
+    def operations(self) -> List[str]:
+        """Names of the operations to look at."""
+        return [_name_of(key) for pair in self.grads.items() for key in pair]
+
+    def mixing(self, found: _rows.Analysis) -> List[str]:
+        """Return the names of operations in whose gradients examples meet, or are not added up."""
+        mixed = [key for key, grad in self.grads.items() if not _keeps_apart(found, key, grad)]
+        return list(dict.fromkeys(name for key in mixed for name in self.users[key]))
+
+
+def _keeps_apart(found: _rows.Analysis, key: Key, grad: Key) -> bool:
+    """Whether the gradient of an example is its own, and what is none of an example gets the sum of theirs."""
+    if not found.depends(key):
+        return found.combination(grad) == "sum"
+    rows = found.rows(key)
+    return rows is not None and found.rows(grad) == rows and found.level(grad) == found.level(key)
+
+
+def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:
+    """Compute the gradients of the user's in a graph, which may mix examples that the operations keep apart.
+
+    Args:
+      graph: the graph of a function.
+      names: of operations; these and those before them are looked at.
+    """
+    marked = _tf.graph_parts.own_gradients_in(graph)
+    ops = _tf.op_walks.ancestors([graph.get_operation_by_name(name) for name in names]) if marked else []
+    own = [op for op in ops if op.name in marked and f"{NORMALIZED}/" not in op.name]
+    outputs = [tensor for op in own for tensor in op.outputs if is_differentiable(tensor)]
+    users: Dict[Key, List[str]] = {}
+    for op in own:
+        for tensor in op.inputs:
+            if is_differentiable(tensor) or tensor.dtype == tf.resource:
+                users.setdefault(tensor.name, []).append(op.name)
+    if not outputs or not users:
+        return OwnGradients({}, {}, True)
+    with graph.as_default():
+        inputs = [graph.get_tensor_by_name(key) for key in users]
+        upstream = list(map(tf.identity, outputs))
+        # From what they take, not from what that was computed from.
+        by_inputs = tf.gradients(outputs, inputs, grad_ys=upstream, stop_gradients=inputs, name=SCOPE)
+        grads = {key: tf.convert_to_tensor(grad) for key, grad in zip(users, by_inputs) if grad is not None}
+    ends = {tensor.op for tensor in upstream + inputs} | set(own)
+    are_linear = _is_linear([grad.op for grad in grads.values()], {tensor.op for tensor in upstream}, ends)
+    return OwnGradients(users, {key: grad.name for key, grad in grads.items()}, are_linear)
+
+
+IN_ALL = ("Add", "AddN", "AddV2", "Sub", "ZerosLike")
+IN_ONE = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul")
+IN_FIRST = ("BroadcastTo", "Cast", "DivNoNan", "ExpandDims", "Identity", "Mean", "Neg", "RealDiv", "Reshape") + (
+    "Squeeze",
+    "StridedSlice",
+    "Sum",
+    "Tile",
+    "Transpose",
+)
+"""Types of operations that are linear in all inputs together, in any one alone, or in the first alone."""
+
+
+def _is_linear(ops: List[tf.Operation], given: Set[tf.Operation], ends: Set[tf.Operation]) -> bool:
+    """Whether `ops` are linear in `given`, computed from these and from `ends`."""
+    linear = set(given)
+    for op in _tf.op_walks.ancestors(ops, ends):
+        takes = [tensor.op in linear for tensor in op.inputs]
+        is_linear = (op.type in IN_ALL and all(takes)) or (op.type in IN_ONE and sum(takes) == 1)
+        if is_linear or (op.type in IN_FIRST and takes[0] and not any(takes[1:])):
+            linear.update([op] if any(takes) else [])
+        elif any(takes) and op.type != "Shape":
+            return False
+    return all(op in linear for op in ops)
 
 
 def _name_of(key: Key) -> str:

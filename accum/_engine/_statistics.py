@@ -20,6 +20,9 @@ from accum._tf.variables import new_statistic
 # --------------------------------------------------------------------------------------------------------------------
 # Moments
 
+NORMALIZED = "accum_normalized"
+"""The name scope of what normalises by the moments of the batch, with a gradient of accum's own."""
+
 
 class Moments(NamedTuple):
     """The number of values of each feature (a scalar), their mean, and their variance (divided by `count`)."""
@@ -245,7 +248,8 @@ class Normalization(NamedTuple):
             return [outputs], grad
 
         rule = _image_rule(epsilon) if self._is_image(values) and epsilon >= LEAST_EPSILON else normalized
-        (outputs,) = custom_gradient(rule)(values, mean, variance, gamma, beta)
+        with tf.name_scope(NORMALIZED):
+            (outputs,) = custom_gradient(rule)(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
         return outputs
 

@@ -176,6 +176,22 @@ def functions_of(proto: Any) -> List[str]:
     return names
 
 
+def own_gradients_in(graph: tf.Graph) -> Set[str]:
+    """Return the names of operations that have, or whose functions have, another gradient than that of the type."""
+    graph_def = graph.as_graph_def()
+    bodies = {function.signature.name: function.node_def for function in graph_def.library.function}
+    marked: Set[str] = set()
+
+    def names_in(nodes: Any) -> Set[str]:
+        return {one.name for one in nodes if "_gradient_op_type" in one.attr or marked.intersection(functions_of(one))}
+
+    before = None
+    while before != len(marked):
+        before = len(marked)
+        marked.update(name for name, nodes in bodies.items() if name not in marked and names_in(nodes))
+    return names_in(graph_def.node)
+
+
 REPEATABLE = {
     "EagerPyFunc",
     "Placeholder",

@@ -126,6 +126,24 @@ class ByCount(layers.Layer):
         return shape
 
 
+@tf.custom_gradient
+def clipped_together(inputs):
+    """The gradients of all examples share one norm."""
+    return tf.identity(inputs), lambda upstream: 0.1 * upstream / (tf.norm(upstream) + 0.1)
+
+
+@tf.custom_gradient
+def clipped_alone(inputs):
+    """Each example has its own norm, but its gradient is that of a mean over all."""
+    return tf.identity(inputs), lambda upstream: 0.1 * upstream / (tf.norm(upstream, axis=1, keepdims=True) + 0.1)
+
+
+@tf.custom_gradient
+def own_tanh(inputs):
+    outputs = tf.tanh(inputs)
+    return outputs, lambda upstream: upstream * (1.0 - outputs**2)
+
+
 class RunningScale(layers.Layer):
     """Divides by a moving mean of the batches before, which each batch moves."""
 
@@ -160,6 +178,8 @@ BATCHWISE = {
     "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
     "number of examples": lambda: (dense(ByCount()), X, "mse"),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
+    "gradient of the batch": lambda: (dense(layers.Lambda(clipped_together)), X, "mse"),
+    "gradient that is not linear": lambda: (dense(layers.Lambda(clipped_alone)), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
     "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),
 }
@@ -185,7 +205,13 @@ def loss_of_rows(y_true, y_pred):
     return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
 
 
-ONE_PASS = {"images": images, "words": words, "own loss of each example": lambda: (dense(), X, loss_of_rows)}
+ONE_PASS = {
+    "images": images,
+    "words": words,
+    "own loss of each example": lambda: (dense(), X, loss_of_rows),
+    "own gradient of each example": lambda: (dense(layers.Lambda(own_tanh)), X, "mse"),
+    "swish": lambda: (dense(layers.Lambda(tf.nn.swish)), X, "mse"),
+}
 
 
 def pair(program, **options):

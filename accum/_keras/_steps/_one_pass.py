@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Optional
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
+from accum._engine._meetings import own_gradients
 from accum._engine._micro_batches import Batch
 from accum._tf import Data, Nested, tf
 
@@ -147,7 +148,12 @@ class _Call:
         if self._assigns(graph):
             return "variables that the call changes"
         inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}
-        found = _rows.analyse(graph, [tensor.op.name for tensor in self._rows + self._others], inputs)
+        names = [tensor.op.name for tensor in self._rows + self._others]
+        own = own_gradients(graph, names if self._is_training else [])
+        found = _rows.analyse(graph, names + own.operations, inputs)
+        mixing = own.mixing(found)
+        if mixing or not own.are_linear:
+            return f"gradients of its own, across examples or not linear ({_check.shown(mixing or list(own.users))})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
         is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
