@@ -29,7 +29,8 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     inputs = {key: OF_EXAMPLES for key in given if _has_examples(graph.get_tensor_by_name(key))}
     rows = trace.outputs + [key for mark in trace.wholes for key in mark.inputs]
     moments = [key for mark in trace.statistics for key in mark.moments]
-    names = list(dict.fromkeys(map(_name_of, rows + moments + [loss.value for loss in trace.losses])))
+    scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
+    names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients({}, {}, True)
         found = _rows.analyse(graph, names + own.operations, inputs)
@@ -44,10 +45,12 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     own_ops = set(map(_name_of, moments))  # and what spreads a mean
     own_ops |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}
     counting = [name for name in found.counting if name not in own_ops]
-    unlike = [_name_of(loss.value) for loss in trace.losses if not _adds_up(found, loss)]
+    unlike = [loss.value for loss in trace.losses if not _adds_up(found, loss)]
+    unlike += [key for key, is_sum in trace.numbers if not _is_sum_or_mean(found, key, is_sum)]
+    unlike += [key for key in trace.rows if not (found.depends(key) and _is_apart(found, key, 0))]
     are_apart = all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
     if are_apart and not counting and all(_pools(found, mark.moments) for mark in trace.statistics):
-        return unlike
+        return list(map(_name_of, unlike))
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
 
@@ -161,3 +164,8 @@ def _pools(found: _rows.Analysis, moments: Moments) -> bool:
 def _adds_up(found: _rows.Analysis, loss: LossMark) -> bool:
     """Whether an added loss of the batch is the sum, or the mean weighted by examples, of those of its parts."""
     return found.combination(loss.value) in ("constant", "sum" if loss.is_sum else "mean")
+
+
+def _is_sum_or_mean(found: _rows.Analysis, key: Key, is_sum: bool) -> bool:
+    """Whether a number of the batch is the sum of those of its parts; or their mean, which a constant is, too."""
+    return found.combination(key) in (("sum",) if is_sum else ("mean", "constant"))

@@ -109,6 +109,8 @@ class Marks:
       seed: int64 tensor of shape [2], for random numbers of the batch.
       draws: the `Draws` of the batch.
       losses: list of (scalar tensor, whether it is a sum).
+      numbers: list of (scalar tensor, whether it is a sum) of which somebody makes the sum or mean over the batch.
+      rows: tensors that must have an entry for each example, beside the outputs.
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
       is_whole: whether a function is being called with the whole batch.
@@ -121,6 +123,8 @@ class Marks:
         self._compiled = compiled
         self.graph: tf.Graph = None
         self.losses: List[Tuple[tf.Tensor, bool]] = []
+        self.numbers: List[Tuple[tf.Tensor, bool]] = []
+        self.rows: List[tf.Tensor] = []
         self.moments: List[Tuple[Moments, Callable[[Moments], Wait]]] = []
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
@@ -207,6 +211,8 @@ class Trace(NamedTuple):
       watched_grads: of the gradient by each of the watched arguments: a key, or None.
       shapes: the shapes of the variables, as lists.
       unknown: as in `Marks`.
+      numbers: list of (key, whether it is a sum), and
+      rows: as in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
       owner: what TensorFlow 1.15 takes the graph apart without.
       compiled: whether XLA will compile it.
@@ -231,6 +237,8 @@ class Trace(NamedTuple):
     watched_grads: List[Optional[Key]]
     shapes: List[List[int]]
     unknown: List[str]
+    numbers: List[Tuple[Key, bool]]
+    rows: List[Key]
     captures: List[Tuple[tf.Tensor, Key]]
     owner: Any = None
     compiled: bool = False
@@ -364,6 +372,8 @@ def _read(
         [grad_of(tensor) for tensor in marks.watched],
         [var.shape.as_list() for var in variables or ()],
         marks.unknown,
+        [(value.name, is_sum) for value, is_sum in marks.numbers],
+        _names(marks.rows),
         [],
     )
 

@@ -166,6 +166,57 @@ def images_with_batch_norm():
     return tf.keras.Sequential(stack + [layers.GlobalAveragePooling2D(), layers.Dense(1)]), IMAGES, "mse"
 
 
+class SumsUp(layers.Layer):
+    """Has metrics: a sum over the batch, a mean of it, the largest number, and one of each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum, self.mean = tf.keras.metrics.Sum("sum"), tf.keras.metrics.Mean("of_mean")
+        self.largest, self.each = tf.keras.metrics.Mean("largest"), tf.keras.metrics.Mean("of_each")
+
+    def call(self, inputs):
+        self.sum.update_state(tf.reduce_sum(inputs))
+        self.mean.update_state(tf.reduce_mean(inputs))
+        self.each.update_state(inputs[:, 0])
+        return inputs
+
+
+class MeasuresLargest(SumsUp):
+    def call(self, inputs):
+        self.largest.update_state(tf.reduce_max(inputs))
+        return super().call(inputs)
+
+
+class Adapter(layers.Layer):
+    """Has a part that Python turns on and off."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.part, self.is_on = layers.Dense(8), layers.Dense(8, activation="tanh"), True
+
+    def build(self, shape):
+        self.base.build(shape)
+        self.part.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.base(inputs) + (self.part(inputs) if self.is_on else 0.0)
+
+
+class OnAndOff(Net):
+    """Compares what it computes with and without a part of it, as an adapter is trained by preferences."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = Adapter()
+
+    def loss_of(self, x, y):
+        self.hidden.is_on = False
+        before = tf.stop_gradient(self(x, training=True))
+        self.hidden.is_on = True
+        return tf.reduce_mean((self(x, training=True) - y) ** 2 + tf.nn.softplus(before - self(x, training=True)))
+
+
 BATCHWISE = {
     "batch norm": images_with_batch_norm,
     "own clipping": lambda: (OwnClipping(), X, None),
@@ -252,6 +303,39 @@ def test_what_sees_the_whole_batch_sees_all_of_it(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
     with silent(accum.InexactWarning):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+def test_each_call_of_a_step_runs_the_python_code_of_a_network():
+    plain, split, x, loss = pair(lambda: (OnAndOff(), X, None), micro_batch_size=SIZE)
+    with silent(UserWarning):
+        assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+def test_targets_and_outputs_that_are_broadcast_compare_all_examples():
+    """Targets have an axis more than the outputs, a mistake for which plain Keras takes the mean over all pairs."""
+
+    def program():
+        return tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(5)]), X, "mse"
+
+    plain, split, x, loss = pair(program, micro_batch_size=SIZE)
+    y = RANDOM.normal(size=(36, 1, 5)).astype("float32")
+    assert_equal(trained(plain, x, loss, y=y), trained(split, x, loss, y=y))
+
+
+def logs_of(model, x):
+    compile_with_sgd(model, loss="mse")
+    logs = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    return [np.array(logs[name]) for name in sorted(logs)], sorted(logs)
+
+
+@pytest.mark.tf("2.3", because="TensorFlow 2.2 logs no attributes of layers")
+@pytest.mark.parametrize("layer", [SumsUp, MeasuresLargest])
+def test_metrics_that_layers_update_are_those_of_the_batch(layer):
+    plain, split, x, _ = pair(lambda: (dense(layer(), layers.BatchNormalization()), X, "mse"), micro_batch_size=SIZE)
+    expected, names = logs_of(plain, x)
+    values, own_names = logs_of(split, x)
+    assert own_names == names and "sum" in names
+    assert_near(values, expected, rtol=2e-5, atol=1e-5)
 
 
 def test_activity_regularizers_are_split_because_they_are_means_over_the_examples():

@@ -5,7 +5,8 @@ that the call of the model is traced on a batch of unknown size, and `accum._row
 computed as by `whole_batch="batch_norm"`, whose train step runs once.
 """
 
-from typing import Any, Callable, List, Optional
+import itertools
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
@@ -17,6 +18,9 @@ ACROSS_EXAMPLES = frozenset(
     ["Dice", "dice", "Tversky", "tversky", "Circle", "circle", "PearsonCorrelation", "ConcordanceCorrelation"]
 )
 """Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient."""
+
+BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
+"""Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
 
 
 def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data], Nested], data: Data) -> Optional[str]:
@@ -47,7 +51,7 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
     if functions and len(tf.nest.flatten(y)) != 1:
         return f"a loss or metric of your own with several targets ({_check.shown(list(map(_name_of, functions)))})"
     try:
-        return _Call(model, x, y, is_training, functions, losses, bool(losses + metrics)).what_meets()
+        return _Call(model, x, y, is_training, functions, losses, metrics).what_meets()
     except Exception as error:  # what can't be traced isn't proven; the step itself raises what is wrong with it
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
 
@@ -84,6 +88,31 @@ def _name_of(one: Any) -> str:
     return str(getattr(one, "__name__", type(one).__name__))
 
 
+def _names_of(one: Any) -> Set[str]:
+    """Return the names of a loss or metric, and of the function that it computes."""
+    functions = [one, getattr(one, "fn", None), getattr(one, "_fn", None)]
+    return {type(one).__name__} | {getattr(function, "__name__", "") for function in functions}
+
+
+def _is_sparse(one: Any) -> bool:
+    """Whether the targets of a loss or metric may be numbers of classes, which have an axis less than outputs."""
+    names = _names_of(one) | ({one} if isinstance(one, str) else set())
+    return any(name.lower().startswith("sparse") or name in BY_SHAPES for name in names)
+
+
+def _are_alike(targets: Sequence[tf.TensorShape], outputs: Sequence[tf.Tensor]) -> bool:
+    """Whether targets have the axes of outputs, or one more or less, of length 1, which Keras takes away."""
+    pairs = zip(targets, outputs) if len(targets) == len(outputs) else itertools.product(targets, outputs)
+    return all(_is_alike(target, output.shape) for target, output in pairs)
+
+
+def _is_alike(target: tf.TensorShape, output: tf.TensorShape) -> bool:
+    if target.rank is None or output.rank is None:
+        return False
+    shorter, longer = sorted([target.as_list(), output.as_list()], key=len)
+    return len(shorter) == len(longer) or (len(shorter) == len(longer) - 1 and longer[-1] == 1)
+
+
 def _is_declared_apart(one: Any) -> bool:
     """Whether the user has declared that a metric adds up over micro-batches."""
     return getattr(one, "looks_across_examples", None) is False
@@ -95,9 +124,7 @@ def _may_be_apart(one: Any) -> bool:
         return _is_declared_apart(one)
     if isinstance(one, tf.keras.losses.Loss) and not _tf.layers.comes_with_keras(type(one).__call__):
         return False
-    names = {type(one).__name__, getattr(one, "__name__", ""), getattr(getattr(one, "fn", None), "__name__", "")}
-    names.add(getattr(getattr(one, "_fn", None), "__name__", ""))
-    if names & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
+    if _names_of(one) & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
         return False
     return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
 
@@ -110,8 +137,7 @@ class _Call:
       x, y: the inputs and targets of a batch.
       is_training: whether it is called as in training.
       functions: losses of the user, called as Keras calls them.
-      losses: those that the model was compiled with.
-      reduces: whether a loss or metric reduces the last axis of an output, as those of Keras do.
+      losses, metrics: those that the model was compiled with.
     """
 
     def __init__(
@@ -122,18 +148,19 @@ class _Call:
         is_training: bool,
         functions: List[Callable[..., tf.Tensor]],
         losses: List[Any],
-        reduces: bool,
+        metrics: List[Any],
     ) -> None:
         self._model = model
         self._batch = Batch((x, y) if functions else (x,))
         self._is_training = is_training
         self._functions = functions
         self._losses = losses
-        self._reduces = reduces
+        self._compiled = losses + metrics
         self._rows: List[tf.Tensor] = []
         self._others: List[tf.Tensor] = []
         self._inputs: List[tf.Tensor] = []
-        self._has_masks = self._lacks_axes = False
+        self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
+        self._has_masks = self._lacks_axes = self._may_broadcast = False
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
@@ -145,6 +172,8 @@ class _Call:
             return "losses that may divide by different numbers"
         if self._lacks_axes:
             return "outputs without an axis beside that of the batch"
+        if self._may_broadcast and not all(map(_is_sparse, self._compiled)):
+            return "targets and outputs whose axes differ, so that examples may meet in a loss or metric"
         if self._assigns(graph):
             return "variables that the call changes"
         inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}
@@ -173,7 +202,8 @@ class _Call:
             outputs = _tf.graphs.called_as_in_fit(call, self._model, x, training=self._is_training)
         flat = tf.nest.flatten(outputs)
         self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
-        self._lacks_axes = self._reduces and any(one.shape.rank in (None, 0, 1) for one in flat)
+        self._lacks_axes = bool(self._compiled) and any(one.shape.rank in (None, 0, 1) for one in flat)
+        self._may_broadcast = not _are_alike(self._targets, flat)
         self._rows = [tf.identity(one) for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)

@@ -209,7 +209,7 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_A
         for layer in [model] + layers:
             stack.enter_context(_tf.steps.own_methods(layer, add_loss=added.adding(layer)))
         for metric in _tf.steps.metrics_of_layers(model):
-            stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric.update_state, marks)))
+            stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric, marks)))
         for layer in filter(_tf.batch_norm.is_batch_norm, [model] + layers) if has_barriers else ():
             stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
         for layer in layers:
@@ -351,13 +351,28 @@ def _joined_entries(entries: tf.Tensor) -> tf.Tensor:
     return tf.reshape(entries, tf.concat([[-1], tf.shape(entries)[2:]], axis=0))
 
 
-def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., Wait]:
-    """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
+def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wait]:
+    """Return what stands in for the `update_state` of a metric in a layer, which is called for each micro-batch.
 
-    def update(values: tf.Tensor, sample_weight: Nested = None) -> Wait:
-        if sample_weight is None and not marks.is_whole and getattr(values, "shape", None) == ():
-            sample_weight = tf.cast(marks.share, values.dtype)
-        return update_state(values, sample_weight=sample_weight)
+    What it gets must be entries for examples. A `Mean` may get the mean of a micro-batch, a `Sum` its sum.
+    """
+    update_state, is_sum = metric.update_state, isinstance(metric, tf.keras.metrics.Sum)
+
+    def update(*args: Nested, **kwargs: Nested) -> Wait:
+        if marks.is_whole:
+            return update_state(*args, **kwargs)
+        tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        if not marks.is_here() or not tensors:
+            raise ValueError(f"the metric {metric.name!r} gets what does not belong to single examples.")
+        is_number = (
+            len(tensors) == 1 and tensors[0].shape.rank == 0 and (is_sum or type(metric) is tf.keras.metrics.Mean)
+        )
+        if is_number:
+            marks.numbers.append((tf.identity(tensors[0]), is_sum))
+            share = {} if is_sum else {"sample_weight": tf.cast(marks.share, tensors[0].dtype)}
+            return update_state(tensors[0], **share)
+        marks.rows.extend(map(tf.identity, tensors))
+        return update_state(*args, **kwargs)
 
     return update
 
@@ -413,6 +428,7 @@ class WholeBatchCalls:
         self._loss_group = groups.get("loss", 1)
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
         self._is_within = False
+        self._numbers: Dict[int, int] = {}  # id of a layer: how often it has been called
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.is_used = False
 
@@ -554,7 +570,9 @@ class WholeBatchCalls:
         flags = [bool(one.trainable) for one in [layer] + _tf.models.layers_of(layer)]
         kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.kind, flags
         differentiable = self._is_training or any(arguments.watched)
-        key = id(layer), repr((kind, has_barriers, differentiable))
+        # Python code may compute something else in each call of a step, such as by an attribute that the step changes.
+        number = self._numbers[id(layer)] = self._numbers.get(id(layer), 0) + 1
+        key = id(layer), repr((kind, has_barriers, differentiable, number))
         traces = model._accum.traces
         if key in traces:
             return traces[key][1]
