@@ -229,12 +229,15 @@ _MARKS = {name: mark for name, mark in vars(untouched_by_autograph(_calling)).it
 
 
 def run_as_written(function: Function) -> Function:
-    """Decorate a function of ours, which AutoGraph then does not convert, nor what it calls of ours.
+    """Decorate a function of ours, or a class whose objects are called, so that AutoGraph does not convert it.
+
+    Nor does it convert what that calls of ours.
 
     Converting a hundred functions takes seconds. Unlike in `untouched_by_autograph`, the layers that Keras calls are
     converted. What the user has passed is not.
     """
-    function.__dict__.update(_MARKS)
+    for name, mark in _MARKS.items():
+        setattr(function, name, mark)
     return function
 
 

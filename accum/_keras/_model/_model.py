@@ -112,6 +112,7 @@ def _seeds(model: "GradientAccumulateModel") -> Optional[_tf.tracking.Seeds]:
 
 @_tf.tracking.with_seeds(_seeds)
 @_tf.models.not_made_as_functional
+@_tf.graphs.run_as_written
 class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 
@@ -592,7 +593,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             setattr(self, name, getattr(AutoSizedSteps(self), name))
         return getattr(self, name)
 
-    @_tf.graphs.run_as_written
     def __call__(self, *args: object, **kwargs: object) -> Nested:
         own = accumulation_of(self)
         call, whole = super().__call__, None if own is None else own.call_in_step()
