@@ -133,8 +133,9 @@ class Program:
         return self._session.run(self._variables)
 
     def begin_with(self, weights):
-        for var, value in zip(self._variables, weights):
-            var.load(value, self._session)
+        with self._session.graph.as_default():
+            for var, value in zip(self._variables, weights):
+                var.load(value, self._session)
 
 
 def measure_memory(task):

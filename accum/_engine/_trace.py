@@ -109,8 +109,8 @@ class Marks:
       seed: int64 tensor of shape [2], for random numbers of the batch.
       draws: the `Draws` of the batch.
       losses: list of (scalar tensor, whether it is a sum).
-      numbers: list of (scalar tensor, whether it is a sum) of which somebody makes the sum or mean over the batch.
-      rows: tensors that must have an entry for each example, beside the outputs.
+      numbers: list of (scalar tensor, whether it is a sum): what metrics of layers add up, or average, over the batch.
+      rows: tensors that metrics of layers take, which must have an entry for each example.
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
       is_whole: whether a function is being called with the whole batch.
@@ -211,8 +211,8 @@ class Trace(NamedTuple):
       watched_grads: of the gradient by each of the watched arguments: a key, or None.
       shapes: the shapes of the variables, as lists.
       unknown: as in `Marks`.
-      numbers: list of (key, whether it is a sum), and
-      rows: as in `Marks`.
+      numbers: list of (key, whether it is a sum), as in `Marks`.
+      rows: of those in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
       owner: what TensorFlow 1.15 takes the graph apart without.
       compiled: whether XLA will compile it.

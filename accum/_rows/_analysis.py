@@ -77,7 +77,7 @@ class Analysis:
 
     def is_count(self, tensor_name: str) -> bool:
         """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
-        return self.is_size(tensor_name) and not self._decided.is_same(tensor_name)
+        return self._decided.is_count(tensor_name)
 
     def is_list(self, tensor_name: str) -> bool:
         """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
@@ -88,11 +88,12 @@ class Analysis:
     def counting(self) -> List[str]:
         """Names of operations on rows that take a number of examples as such, rather than as the length of an axis."""
         of_rows = [name for name, one in self._verdicts.items() if one.kind == "rows" or any(one.outputs)]
-        return [name for name in of_rows if self._counts(name)]
+        return [name for name in of_rows if self.counts_taken_by(name)]
 
-    def _counts(self, op_name: str) -> bool:
+    def counts_taken_by(self, op_name: str) -> List[tf.Tensor]:
+        """Return the numbers of examples that an operation takes otherwise than as the length of an axis."""
         inputs = enumerate(self._decided.graph.get_operation_by_name(op_name).inputs)
-        return any(self.is_count(one.name) and not self.shapes_only(op_name, index) for index, one in inputs)
+        return [one for index, one in inputs if self.is_count(one.name) and not self.shapes_only(op_name, index)]
 
     def holds_rows(self, tensor_name: str) -> bool:
         """Whether a tensor, or a list that it stands for, holds examples apart, also where no slice of it does."""

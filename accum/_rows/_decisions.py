@@ -401,7 +401,7 @@ class Decisions:
         for index, key in enumerate(node.inputs if WITHIN in node.name else ()):
             is_shape = index in SHAPES.get(node.type, ())
             is_axis = node.type in _reductions.REDUCTIONS and index == 1 and is_constant(self.values.get(key))
-            if self.states.get(key) == SIZE and key not in self._same and not is_shape and not is_axis:
+            if self.is_count(key) and not is_shape and not is_axis:
                 raise Meets("within a function, it takes a number that depends on how many examples there are")
 
     def _check_lengths(self, node: Node) -> None:
@@ -412,8 +412,10 @@ class Decisions:
         for index in SHAPES.get(node.type, ()):
             key = node.inputs[index] if index < len(node.inputs) else ""
             values = self.values.get(key)
-            if self.states.get(key) != SIZE or key in self._same or values is None:
+            if not self.is_count(key):
                 continue
+            if values is None:
+                raise Meets("how a length depends on the number of examples is not known")
             lengths = np.stack([np.ravel(value) for value in values])
             per_example = lengths[0] // SIZES[0]
             is_same, is_multiple = lengths == lengths[:1], lengths == np.outer(SIZES, per_example)
@@ -438,7 +440,7 @@ class Decisions:
             is_size = counts and states[0] is None and self.states.get(switch.inputs[1]) is not None
             state = SIZE if is_size else states[0]
             is_filled = counts and state is not None and state.kind == "list" and not depends(state)
-            if state is not None and is_filled and self._is_count_of_steps(switch.inputs[1]):
+            if state is not None and is_filled and self.is_count(switch.inputs[1]):
                 state = state._replace(element=SIZE)  # as many as there are examples
             results = [state]
         elif node.type == "IdentityN":
@@ -450,16 +452,12 @@ class Decisions:
             self._say(node, worst(kinds))
         return results
 
-    def _is_count_of_steps(self, predicate: Key) -> bool:
-        """Whether a loop goes on by how many examples there are."""
-        return self.states.get(predicate) == SIZE and predicate not in self._same
-
     def _is_chosen_within(self, switch: Node) -> bool:
         """Whether a predicate, of a loop or in a function, depends on how many examples there are."""
         predicate = switch.inputs[1]
         is_loop = self._type_of(predicate) == "LoopCond"
         is_within = switch.name.count(WITHIN) > (0 if is_loop else 1)
-        return is_within and self.states.get(predicate) == SIZE and predicate not in self._same
+        return is_within and self.is_count(predicate)
 
     def _is_invariant(self, switch: Node) -> bool:
         """Whether a loop hands back what it was given."""
@@ -654,9 +652,9 @@ class Decisions:
         self._note_effect(node)
         self._say(node, "meets", why)
 
-    def is_same(self, key: Key) -> bool:
-        """Whether a size is known to be the same for any number of examples."""
-        return key in self._same
+    def is_count(self, key: Key) -> bool:
+        """Whether a size may differ for other numbers of examples, unlike how many steps there are in each of them."""
+        return self.states.get(key) == SIZE and key not in self._same
 
     def rows_of(self, key: Key) -> Optional[Rows]:
         """Return the `Rows` of a tensor, if slices of it hold some examples."""
@@ -681,7 +679,7 @@ class Decisions:
             return self.combination_of(node.inputs[int(key.rsplit(":", 1)[1])])
         kinds = [self.combination_of(one) for one in node.inputs if node.type in LINEAR + PRODUCTS + QUOTIENTS + SUMS]
         others = [kind for kind in kinds if kind != "constant"]
-        if node.type in QUOTIENTS and kinds[0] == "sum" and self._is_count(node.inputs[1]):
+        if node.type in QUOTIENTS and kinds[0] == "sum" and self._is_multiple(node.inputs[1]):
             return "mean"
         if node.type in LINEAR + PRODUCTS or (node.type in QUOTIENTS and kinds[1] == "constant"):
             return others[0] if len(others) == 1 else None
@@ -694,7 +692,7 @@ class Decisions:
         values = self.values.get(key)
         return values is not None and not np.any(values)
 
-    def _is_count(self, key: Key) -> bool:
+    def _is_multiple(self, key: Key) -> bool:
         """Whether a scalar is a constant times the number of examples."""
         values = self.values.get(key)
         if values is None or np.ndim(values[0]) or not values[0]:

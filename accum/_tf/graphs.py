@@ -229,9 +229,7 @@ _MARKS = {name: mark for name, mark in vars(untouched_by_autograph(_calling)).it
 
 
 def run_as_written(function: Function) -> Function:
-    """Decorate a function of ours, or a class whose objects are called, so that AutoGraph does not convert it.
-
-    Nor does it convert what that calls of ours.
+    """Decorate a function of ours, or a class whose objects are called: AutoGraph then converts nothing of ours in it.
 
     Converting a hundred functions takes seconds. Unlike in `untouched_by_autograph`, the layers that Keras calls are
     converted. What the user has passed is not.

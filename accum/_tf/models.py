@@ -200,7 +200,7 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
 
 
 def has_noise(model: tf.keras.Model) -> bool:
-    """Whether a model has layers of Keras 2 that draw numbers, without a seed of their own that tells of it."""
+    """Whether a model has dropout or noise layers of Keras 2, whose random numbers have no state that can be read."""
     layers = tf.keras.layers
     kinds = (layers.Dropout, layers.GaussianNoise, layers.GaussianDropout, layers.AlphaDropout)
     return not IS_KERAS_3 and any(isinstance(layer, kinds) for layer in layers_of(model))

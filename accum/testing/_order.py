@@ -89,7 +89,7 @@ class _Ops:
     def behind_switches(self) -> Set[int]:
         """Return the ids of ops that do not run if a branch is not taken, as zeros in the gradient of a conditional.
 
-        What waits for one of them does not run either, with no word.
+        What waits for one of them does not run either, and nothing says so.
         """
         switches = [op for op in self.all if op.type in ("Switch", "RefSwitch")]
         reached: Set[int] = set()

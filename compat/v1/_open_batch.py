@@ -94,7 +94,7 @@ class OpenBatch:
     def _shape(self, tensor: tf.Tensor) -> Key:
         """Return the key of a shape whose first number depends on the number of examples, or of the shape itself."""
         before = len(self._graph.get_operations())
-        lengths = tf.reshape(self._any, tensor).shape  # of which TensorFlow computes what is constant
+        lengths = tf.reshape(self._any, tensor).shape  # in which TensorFlow has the lengths that are constants
         first = self._opened(lengths.as_list()[0]) if lengths.rank else None
         if first is None and lengths.rank and tensor.op.type == "Pack":
             first = self._product(tensor.op.inputs[0])

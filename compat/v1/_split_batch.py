@@ -171,8 +171,11 @@ def _planned(
     given: Optional[Dict[Key, bool]],
 ) -> "_Split":
     """Return the split that does most of the graph in micro-batches."""
-    count, opened = constant_count(batch), []
-    for values in [] if count is None else [given] if given else [{}, *_switches(losses, batch)]:
+    count = constant_count(batch)
+    if count is None:
+        return _chosen(_Split(losses, batch, size, ends), given)
+    opened = []
+    for values in [given] if given else [{}, *_switches(losses, batch)]:
         with contextlib.suppress(NotChosen):
             split = _Split(losses, batch, size, ends, values, count)
             if given or split.statistics:
@@ -511,8 +514,8 @@ class _Split:
             return verdict.kind == "reduces"
         is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
         is_number = verdict.kind == "behind" and not any(self._analysis.has_met(one.name) for one in op.outputs)
-        if verdict.kind == "rows" and self._takes_count(op):
-            return False  # its gradient would take that of the micro-batch
+        if verdict.kind == "rows" and not all(one.dtype.is_floating for one in self._analysis.counts_taken_by(op.name)):
+            return False  # an index or a condition, of which its gradient would take that of the micro-batch
         if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):
@@ -528,15 +531,6 @@ class _Split:
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
 
-    def _takes_count(self, op: tf.Operation) -> bool:
-        """Whether an operation on rows takes a number of examples as an index, a condition or the like."""
-        return any(
-            self._analysis.is_count(one.name)
-            and not one.dtype.is_floating
-            and not self._analysis.shapes_only(op.name, i)
-            for i, one in enumerate(op.inputs)
-        )
-
     def _is_same(self, op: tf.Operation) -> bool:
         """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""
         return not any(
@@ -547,10 +541,8 @@ class _Split:
         """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
         for op in ops:
             verdict = self._analysis.verdict(op.name)
-            for index, tensor in enumerate(op.inputs):
-                is_number = verdict is not None and verdict.kind == "rows" and self._analysis.is_count(tensor.name)
-                if is_number and not self._analysis.shapes_only(op.name, index):
-                    return False
+            if verdict is not None and verdict.kind == "rows" and self._analysis.counts_taken_by(op.name):
+                return False
         is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
         return is_loop or not any(self._uses_variable(op) for op in ops)
 

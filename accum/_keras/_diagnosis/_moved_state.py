@@ -1,12 +1,6 @@
 """Warnings of state that changes once for each micro-batch, where the full batch would change it once."""
 
-from typing import (
-    Iterable,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 

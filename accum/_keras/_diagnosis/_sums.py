@@ -1,10 +1,6 @@
 """Warnings of losses that add up examples, and of those that are no mean over them."""
 
-from typing import (
-    Any,
-    Callable,
-    Sequence,
-)
+from typing import Any, Callable, Sequence
 
 from accum import _check, _tf
 from accum._keras._optimizer._internals import internals_of

@@ -1,15 +1,12 @@
 """The adapter through which the engine uses a Keras optimizer."""
 
 import contextlib
-from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._interfaces import OptimizerAdapter
-from accum._tf import Gradient, GradsAndVars, Transform, tf
-
-if TYPE_CHECKING:
-    pass
 from accum._keras._optimizer._internals import internals_of
+from accum._tf import Gradient, GradsAndVars, Transform, tf
 
 
 class KerasAdapter(OptimizerAdapter):

@@ -5,7 +5,7 @@ optimizer that is wrapped.
 """
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from accum import _check, _config, _tf
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._cycle_state import make_plan
+from accum._keras._optimizer._adapter import KerasAdapter
 from accum._keras._optimizer._families import concrete_class
+from accum._keras._optimizer._internals import Internals, accumulation_of
 from accum._tf import Gradient, GradsAndVars, Scalar, Transform, Wait, tf
 from accum._tf.types import (
     AccumSteps,
@@ -27,11 +29,6 @@ from accum._tf.types import (
     Sparse,
     VariablesOrFunction,
 )
-
-if TYPE_CHECKING:
-    pass
-from accum._keras._optimizer._adapter import KerasAdapter
-from accum._keras._optimizer._internals import Internals, accumulation_of
 
 
 class GradientAccumulateOptimizer:

@@ -60,7 +60,7 @@ def is_of_no_example(tensor: tf.Tensor) -> bool:
 
 def sources(tensor: tf.Tensor) -> FrozenSet[str]:
     """Return the names of the tensors in a graph from whose values this one is computed."""
-    sources, seen, waiting = set(), {tensor.name}, [tensor]
+    names, seen, waiting = set(), {tensor.name}, [tensor]
     while waiting:
         part = waiting.pop()
         inputs: List[Any] = [] if part.op.type == "Shape" else list(part.op.inputs)
@@ -68,5 +68,5 @@ def sources(tensor: tf.Tensor) -> FrozenSet[str]:
             waiting.extend(source for source in inputs if source.name not in seen)
             seen.update(source.name for source in inputs)
         elif part.op.type not in ("Const", "Shape"):
-            sources.add(part.name)
-    return frozenset(sources)
+            names.add(part.name)
+    return frozenset(names)

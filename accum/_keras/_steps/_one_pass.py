@@ -100,9 +100,10 @@ def _is_sparse(one: Any) -> bool:
     return any(name.lower().startswith("sparse") or name in BY_SHAPES for name in names)
 
 
-def _are_alike(targets: Sequence[tf.TensorShape], outputs: Sequence[tf.Tensor]) -> bool:
+def _are_alike(targets: Sequence[tf.TensorShape], outputs: Sequence[tf.Tensor], is_paired: bool) -> bool:
     """Whether targets have the axes of outputs, or one more or less, of length 1, which Keras takes away."""
-    pairs = zip(targets, outputs) if len(targets) == len(outputs) else itertools.product(targets, outputs)
+    is_paired = is_paired and len(targets) == len(outputs)
+    pairs = zip(targets, outputs) if is_paired else itertools.product(targets, outputs)
     return all(_is_alike(target, output.shape) for target, output in pairs)
 
 
@@ -160,6 +161,7 @@ class _Call:
         self._others: List[tf.Tensor] = []
         self._inputs: List[tf.Tensor] = []
         self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
+        self._is_dict = isinstance(y, dict)
         self._has_masks = self._lacks_axes = self._may_broadcast = False
 
     def what_meets(self) -> Optional[str]:
@@ -203,7 +205,9 @@ class _Call:
         flat = tf.nest.flatten(outputs)
         self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
         self._lacks_axes = bool(self._compiled) and any(one.shape.rank in (None, 0, 1) for one in flat)
-        self._may_broadcast = not _are_alike(self._targets, flat)
+        # A dict of targets is sorted by names, a list of outputs is not.
+        is_paired = isinstance(outputs, dict) or not self._is_dict
+        self._may_broadcast = not _are_alike(self._targets, flat, is_paired)
         self._rows = [tf.identity(one) for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)

@@ -4,17 +4,7 @@ A `Collector` takes over their gradients, for the whole batch. A `TrainStep` che
 """
 
 import contextlib
-from typing import (
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas

@@ -1,17 +1,7 @@
 """A `ReportingLoss` reports the number by which a loss divides, each time that it is computed (law L5)."""
 
 import contextlib
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 

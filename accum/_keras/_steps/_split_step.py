@@ -11,9 +11,7 @@ from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tupl
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._draws import (
-    Chosen,
-)
+from accum._engine._draws import Chosen
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import (
     FIRST,

@@ -5,7 +5,6 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
-from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._diagnosis._sums import (
     warn_of_summed_losses,
     warn_of_sums_in_batch,
@@ -13,6 +12,7 @@ from accum._keras._diagnosis._sums import (
     warn_of_unlike_losses,
 )
 from accum._keras._optimizer._internals import internals_of
+from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._keras._steps._optimizer_calls import Collector, Gate, TrainStep
 from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import Data, Logs, Nested, Scalar, tf

@@ -363,7 +363,11 @@ def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wa
             return update_state(*args, **kwargs)
         tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
         if not marks.is_here() or not tensors:
-            raise ValueError(f"the metric {metric.name!r} gets what does not belong to single examples.")
+            raise ValueError(
+                "With `whole_batch`, what a layer gives to a metric must be tensors that it computes outside of loops "
+                f"and conditionals: do so, or pass `whole_batch=()`. Received: the metric {metric.name!r}."
+                " [accum: whole-batch-loop]"
+            )
         is_number = (
             len(tensors) == 1 and tensors[0].shape.rank == 0 and (is_sum or type(metric) is tf.keras.metrics.Mean)
         )
