@@ -68,7 +68,7 @@ intersphinx_mapping = {
     "python": ("https://docs.python.org/3", "inventories/python.txt"),
     "tensorflow": ("https://www.tensorflow.org/api_docs/python", "inventories/tensorflow.txt"),
 }
-autosummary_generate = False  # api/ has a page for each public name
+templates_path = ["_templates"]  # of the page that autosummary writes for each public name
 # What differs between versions of TensorFlow, and the parts of a report, which its own text tells.
 nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]

@@ -22,14 +22,13 @@ def read(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["accum", "accum.compat.v1", "accum.convert", "accum.testing"])
-def test_each_public_name_has_a_page_that_an_overview_links_to(module):
+def test_an_overview_lists_each_public_name_for_which_autosummary_then_writes_a_page(module):
     if module != "accum.compat.v1" and not versions.HAS_KERAS_API:
         pytest.skip("TF 1.15 has no Keras API")
     names = [name for name in importlib.import_module(module).__all__ if not name.startswith("__")]
-    overviews = "".join(read(f"docs/api/{name}.rst") for name in ("keras", "v1", "convert", "testing"))
-    for name in names:
-        assert re.search(rf"(?m)^\.\. auto\w+:: {module}\.{name}$", read(f"docs/api/{module}.{name}.rst"))
-        assert f"   {module}.{name}\n" in overviews and f"   {name}\n" in overviews
+    overviews = {"accum": "keras", "accum.compat.v1": "v1"}
+    overview = read(f"docs/api/{overviews.get(module, module.rpartition('.')[2])}.rst")
+    assert sorted(names) == sorted(re.findall(r"(?m)^   (\w+)$", overview))
 
 
 def configuration(monkeypatch, **address):
