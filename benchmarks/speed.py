@@ -9,7 +9,7 @@ the median of these ratios with its quartiles. Before anything is timed, accum m
 Memory is the peak of a process that does only one run.
 
     run                 measure the implementations in this environment, and print tables
-    merge FILES         write the tables of `--json` files into benchmarks/README.md
+    merge FILES         write the tables of `--json` files into project/pages/speed.md
     figure FILES        draw them
 """
 
@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-README = os.path.join(HERE, "README.md")
+PAGE = os.path.join(os.path.dirname(HERE), "project", "pages", "speed.md")
 WORKLOADS = ["mlp", "conv", "transformer", "residual", "towers"]
 APIS = ["v1", "optimizer", "model", "one step", "step in fit", "whole batch"]
 OF_WHOLE_BATCH = {"residual", "towers"}
@@ -159,11 +159,11 @@ def merge(arguments):
     from measuring import report
 
     results = load(arguments.files)
-    if any(result["settings"]["smoke"] for result in results) and arguments.readme == README:
-        sys.exit("A smoke test is no measurement: its numbers do not go into the README.")
-    with open(arguments.readme, encoding="utf-8") as file:
+    if any(result["settings"]["smoke"] for result in results) and arguments.page == PAGE:
+        sys.exit("A smoke test is no measurement: its numbers do not go into the page.")
+    with open(arguments.page, encoding="utf-8") as file:
         text = file.read()
-    with open(arguments.readme, "w", encoding="utf-8") as file:
+    with open(arguments.page, "w", encoding="utf-8") as file:
         file.write(report.merged(text, results))
     return 0
 
@@ -182,9 +182,9 @@ def parser():
     running.add_argument("--measure", nargs="+", choices=["time", "memory"], default=["time", "memory"])
     running.add_argument("--smoke", action="store_true", help="use tiny sizes, only to see whether everything runs")
     running.add_argument("--json", metavar="FILE", help="file for the results")
-    merging = commands.add_parser("merge", help="write tables into the README")
+    merging = commands.add_parser("merge", help="write the tables of results into a page")
     merging.add_argument("files", nargs="*")
-    merging.add_argument("--readme", default=README)
+    merging.add_argument("--page", default=PAGE)
     commands.add_parser("work").add_argument("task")
     return made
 

@@ -116,7 +116,7 @@ def merged(text, results):
         apis = {row["api"] for row in result["times"] + result["memory"]}
         what = ": a step over micro-batches" if apis and apis <= {"one step", "step in fit"} else ""
         what = ": `whole_batch`" if apis == {"whole batch"} else what
-        parts.append(f"### TensorFlow {result['versions']['tensorflow']}{what}\n\n{as_text(result)}")
+        parts.append(f"## TensorFlow {result['versions']['tensorflow']}{what}\n\n{as_text(result)}")
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 

@@ -8,7 +8,7 @@ import pytest
 from versions import HAS_KERAS_API
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "benchmarks")
-README = os.path.join(BENCHMARKS, "README.md")
+PAGE = os.path.join(os.path.dirname(BENCHMARKS), "project", "pages", "speed.md")
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_tables_go_between_the_marks_and_nothing_else_changes():
         "memory": [],
         "absent": [],
     }
-    with open(README, encoding="utf-8") as file:
+    with open(PAGE, encoding="utf-8") as file:
         text = file.read()
     merged = report.merged(text, [result])
     assert "100.0 ms" in merged and "1.25 (1.20–1.30)" in merged
