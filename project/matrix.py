@@ -82,11 +82,11 @@ def merge(records, others):
 HEAD = """\
 # Where the tests have passed
 
-A row is a TensorFlow, a column a system. A cell has the Pythons on which all selected tests passed, each with a letter
-for the commit that was tested: the commits are listed below. "–" means that TensorFlow has no wheel for the system.
-Under Wine and QEMU, the tests run on the builds of Python and TensorFlow for a system, but not on the system itself.
+Each cell lists the Pythons on which the tests passed, with a letter for the tested commit. The second table lists the
+commits. "–" means that TensorFlow has no wheel for the system. Under Wine and QEMU, the tests run on the builds of Python
+and TensorFlow for a system, but not on the system itself.
 
-`python project/matrix.py` writes this page from `project/records/runs.json`, which holds what tox has left.
+`python project/matrix.py` writes this page from `project/records/runs.json`, the results of tox.
 """
 
 
