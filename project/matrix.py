@@ -83,8 +83,8 @@ HEAD = """\
 # Where the tests have passed
 
 Each cell lists the Pythons on which the tests passed, with a letter for the tested commit. The second table lists the
-commits. "–" means that TensorFlow has no wheel for the system. Under Wine and QEMU, the tests run on the builds of Python
-and TensorFlow for a system, but not on the system itself.
+commits. "–" means that TensorFlow has no wheel for the system. Under Wine and QEMU, the tests run on the builds of
+Python and TensorFlow for a system, but not on the system itself.
 
 `python project/matrix.py` writes this page from `project/records/runs.json`, the results of tox.
 """

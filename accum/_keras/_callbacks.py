@@ -35,7 +35,7 @@ def _has_counted(cycle: Any, batches: int) -> bool:
 class FlushCallback(tf.keras.callbacks.Callback):
     """End the last cycle of each epoch of `fit`, before the epoch's validation.
 
-    Pass it as the first callback, so that those that save weights or change the learning rate find the last step made.
+    Pass it before callbacks that save weights or change the learning rate: they have to find the last step made.
     A `GradientAccumulateModel` needs none. If the model's optimizer does not accumulate, the callback ends the cycles
     of each `AccumBatchNormalization`.
 

@@ -90,10 +90,10 @@ def assert_graph_accumulation_equals_full_batch(
 ) -> EqualityReport:
     """Assert that a program that builds a static graph trains on micro-batches as it does on its own full batch.
 
-    The program is built as it is, `accum_steps` being 1, and run several times from the same values. If these runs
-    differ, the program races or draws random numbers, and can't be a baseline: the error names the variables that it
-    reads and changes in no fixed order. Otherwise the program is built once more with accumulation, starts from the
-    same values, and all global variables that both have must agree after each step, `global_step` included:
+    The plain program is built with `accum_steps=1` and run several times from the same values. If these runs differ,
+    the program races or draws random numbers, and can't be a baseline: the error names the variables that it reads and
+    changes in no fixed order. Otherwise the program is built once more with accumulation, starts from the same values,
+    and all global variables that both have must agree after each step, `global_step` included:
 
         max |accumulated - full batch| <= tolerance * max(1, max |full batch|)
 

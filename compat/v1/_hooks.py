@@ -11,15 +11,15 @@ from accum.compat.v1._saver import Saver
 class FlushHook(tf.compat.v1.train.SessionRunHook):
     """Make the step of an unfinished cycle when a session with hooks ends without an error.
 
-    The last checkpoint includes this step, wherever the hook stands among the others. Where a hook has written the
-    checkpoint of this `global_step` already, this one lets its saver write another. With `local_accumulators=True`,
-    where each worker has cycles of its own, pass it in `hooks` of every worker.
+    The last checkpoint includes this step, wherever the hook stands among the others. If another hook has already
+    written the checkpoint of this `global_step`, this hook makes its own saver write one more. With
+    `local_accumulators=True`, where each worker has cycles of its own, pass it in `hooks` of every worker.
 
     If the session restores a cycle that holds as many micro-batches as `accum_steps`, or more, because `accum_steps` is
     smaller now, the hook makes its step as the session begins.
 
-    The saver is that of the graph's collection SAVERS, as in a `MonitoredTrainingSession` or an `Estimator`, or an
-    `accum.compat.v1.Saver`. If you give a `Scaffold` another one, pass this hook in `chief_only_hooks`, which come
+    The saver is the one in the graph's collection SAVERS, as in a `MonitoredTrainingSession` or an `Estimator`, or else
+    an `accum.compat.v1.Saver`. If you give a `Scaffold` another one, pass this hook in `chief_only_hooks`, which come
     first, or use `accum.compat.v1.CheckpointSaverHook`, which also informs saving listeners.
 
     Args:
@@ -79,8 +79,8 @@ class CheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       checkpoint_dir: the directory for checkpoints; in an `Estimator`, its `model_dir`.
       save_secs: seconds between checkpoints. None, without `save_steps`: 600, as in an `Estimator`.
       save_steps: steps between checkpoints.
-      kwargs: as for the hook of `tf.compat.v1.train`, such as `listeners`, `saver` or `scaffold`. Without a
-        saver, it is that of the graph's collection SAVERS or, if this is empty, an `accum.compat.v1.Saver`.
+      kwargs: as for the hook of `tf.compat.v1.train`, such as `listeners`, `saver` or `scaffold`. Without a saver, the
+        hook uses the one in the graph's collection SAVERS or, if this is empty, an `accum.compat.v1.Saver`.
 
     Raises:
       TypeError: `optimizers` contains something other than an `AccumOptimizer`.

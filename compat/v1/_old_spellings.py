@@ -13,7 +13,7 @@ class AdamAccumulated(AccumOptimizer):
     """Keras' Adam with accumulation, under the name and with the arguments of H2G-Net.
 
     It is equivalent to `AccumOptimizer(Adam(...), accumulation_steps)`. It differs from H2G-Net in two ways: the
-    gradient is that of the full batch, not 1/K of it; and `iterations` counts steps, and so does `decay`.
+    gradient is that of the full batch, not 1/K of it; and `iterations` and `decay` count steps.
 
     Args:
       accumulation_steps: micro steps per step, as `accum_steps` of `AccumOptimizer`.

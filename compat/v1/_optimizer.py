@@ -224,16 +224,16 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     ) -> tf.Operation:
         """Create the train op: it accumulates one micro-batch, and makes the step on the last one of a cycle.
 
-        Gradients that were clipped before act as the mean of clipped gradients, and a warning says so: clip in
-        `transform`.
+        If gradients were clipped before, the step uses the mean of the clipped gradients, and a warning says so: clip
+        in `transform`.
 
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
-            `tf.IndexedSlices` or None. Let it be that of a mean over examples, unless `reduction` is "sum".
+            `tf.IndexedSlices` or None. Pass the gradient of a mean over examples, unless `reduction` is "sum".
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
-          weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
-            A negative number raises an error; that a tensor turns out to be negative is not found.
+          weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1. A
+            negative number raises an error; the value of a tensor is not checked.
 
         Returns:
           An op, to be run once per micro-batch. It is added to the graph's collection TRAIN_OP.

@@ -88,10 +88,11 @@ def split_batch(
     with batch normalisation, each micro-batch is computed a second time for its gradient. Random numbers of dropout and
     noise do not depend on `micro_batch_size`.
 
-    Take gradients of the loss by a tensor before it, as in `tf.gradients(loss, hidden)`, before you call this. The loss
-    no longer depends on that tensor afterwards: its gradient is None, and `stop_gradients=[hidden]` has no effect. What
-    is fetched from before the loss in one run with the train op may be computed from the weights after the update, if
-    they are ref variables. A gradient of gradients raises an error, unless it is part of the loss already.
+    Take gradients of the loss with respect to a tensor before it, as in `tf.gradients(loss, hidden)`, before you call
+    this. The loss no longer depends on that tensor afterwards: its gradient is None, and `stop_gradients=[hidden]` has
+    no effect. If weights are ref variables, what is fetched from before the loss in one run with the train op may be
+    computed from the weights after the update. A gradient of gradients raises an error, unless it is part of the loss
+    already.
 
     Args:
       loss: a tensor, or a nested structure of all losses that are computed from the batch, such as those of a GAN.

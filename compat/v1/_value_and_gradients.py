@@ -57,15 +57,16 @@ def value_and_gradients(
 
     - UPDATE_OPS receives ops that move the averages of batch normalisation once per batch, to the statistics of the
       whole batch. Run them with the train op, as usual.
-    - LOSSES counts within a call, such as in `tf.compat.v1.losses.get_total_loss`, and is as before afterwards.
+    - LOSSES has the losses of the micro-batch within a call, such as for `tf.compat.v1.losses.get_total_loss`, and is
+      restored afterwards.
     - Other collections keep what does not depend on a micro-batch, such as the regularization losses of variables.
       Create summaries from the returned value.
 
     With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
     whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
     whole batch, whether it is a layer, `tf.nn.moments` or a fused operation. For either, `function` is called once, and
-    what it adds to the graph is read and repeated for each micro-batch, so far as its result is computed from it: ops
-    that only run beside it, such as `tf.print` or an assertion, do not run.
+    the operations from which its result is computed are repeated for each micro-batch. Its other operations, such as
+    `tf.print` or an assertion, do not run.
 
     A warning names the variables that `function` assigns to before it computes its result, because it does so for each
     micro-batch.
@@ -80,8 +81,8 @@ def value_and_gradients(
         `function(micro_batch)`.
       data: nested structure of tensors, `tf.RaggedTensor` or `tf.SparseTensor` that share their first axis, the
         examples. Scalars, None and objects other than tensors are passed to each call unchanged.
-      variables: list of variables to differentiate with respect to; None: all trainable variables of the graph, with
-        those that `function` creates.
+      variables: list of variables to differentiate with respect to; None: all trainable variables of the graph,
+        including the ones that `function` creates.
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.

@@ -21,16 +21,16 @@ class NoiseScaleScheduler(StepLogger):
 
         accum_steps = min(noise_scale * share / examples in a micro-batch, 2 * accum_steps, max_accum_steps)
 
-    rounded to an int, if that is more than `accum_steps`, and if the noise scale is certain enough: from 10 steps, with
-    a standard error of at most half of it. It is never lowered. A larger batch at the same learning rate acts like a
-    smaller learning rate at the same batch (Smith et al. 2018).
+    rounded to an int, if that is more than `accum_steps`, and if the noise scale is certain enough: after 10 steps, if
+    its standard error is no more than half of it. `accum_steps` is never lowered. A larger batch at the same learning
+    rate acts like a smaller learning rate at the same batch (Smith et al. 2018).
 
     Everything that `StepLogger` records is recorded too. Keras' `History` gets `accum_steps`, the one of each epoch.
     A `tf.train.Checkpoint` of the model or optimizer holds `accum_steps`; the average of the noise scale starts anew.
 
     Args:
       max_accum_steps: int >= 1, the upper bound.
-      share: float > 0, the size of a step that is aimed for, in multiples of the noise scale.
+      share: float > 0, the desired number of examples in a step, as a multiple of the noise scale.
       filename, log_dir, average_over, append, on_step: as for `StepLogger`.
       verbose: 1 to print a line for each change and a sentence at the end of `fit`, 0 for nothing.
 

@@ -57,7 +57,7 @@ class StepLogger(tf.keras.callbacks.Callback):
 
     Raises:
       ValueError: in `fit`, the model does not accumulate, has several optimizers, runs in graph mode, uses parameter
-        servers, or is followed by two of these callbacks.
+        servers, or has two of these callbacks.
 
     Source: McCandlish et al. 2018, An Empirical Model of Large-Batch Training, https://arxiv.org/abs/1812.06162
 

@@ -141,20 +141,20 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
       micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that
         `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
-        runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": the largest
+        runs for it, so steps per epoch, logs, callbacks and schedules count whole batches. "auto": the largest
         size that fits, as measured with a few examples before the first step of training; if memory runs out
         nevertheless, the size is halved and the same batch tried again. None: do not split batches. With `accum_steps`,
         a cycle is that many batches.
       micro_batch_tokens: instead of `micro_batch_size`, the largest number of tokens that are computed at once, padding
-        included, an int >= 1. The examples of each batch are sorted by length and put together by about equally many
-        tokens, and each micro-batch ends where its longest example does. Updates, logs and the order of predictions are
+        included, an int >= 1. The examples of each batch are sorted by length and grouped into micro-batches of about
+        equally many tokens, each as long as its longest example. Updates, logs and the order of predictions are
         those of the batch. An example that is longer is computed alone. Predictions are 0 at padding.
       sequence_lengths: with `micro_batch_tokens`, a function of x that returns the number of tokens in each example, an
-        int tensor of shape [examples]. None: ragged inputs, an "attention_mask" among the inputs, or layers of the
-        model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`) tell.
-      whole_batch: what is computed over the whole batch although it is split. None: what exactness needs. Where each
-        example is proven to have its outputs and losses to itself, micro-batches take one pass; everything else is
-        computed as with "batch_norm", on each replica by itself. (): nothing, with a warning if the step may differ. Or
+        int tensor of shape [examples]. None: it is read from ragged inputs, from an "attention_mask" among the inputs,
+        or from layers of the model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`).
+      whole_batch: what is computed over the whole batch although it is split. None: what exactness needs. If the
+        outputs and losses of an example provably depend on no other example, micro-batches take one pass; otherwise the
+        step is computed as with "batch_norm", on each replica by itself. (): nothing, with a warning if it may differ. Or
         "loss", "batch_norm", a tuple of them, or "all". "loss": the train step calls the model as if with the whole
         batch, so losses and metrics see all outputs at once; each micro-batch is computed twice. "batch_norm": this,
         and batch normalization uses the mean and variance of the whole batch, wherever it is in the model, but not in
@@ -164,9 +164,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         "batch_norm". Replicas 0 to n - 1 are the first group.
       recompute: with `whole_batch`, whether to keep only some of the tensors of the whole batch that batch
         normalization needs, and to compute the others again, for less memory. False: keep them, for speed.
-      memory_limit: with `micro_batch_size="auto"`, the bytes that training may use, an int >= 1: of each GPU, or
-        without one of the process, counted as its resident memory. None: nine tenths of what the GPU has, or of what
-        the machine, the cgroup of a container and `ulimit` leave to the process.
+      memory_limit: with `micro_batch_size="auto"`, the bytes of each GPU that training may use, an int >= 1; without a
+        GPU, the bytes of the process's resident memory. None: nine tenths of what the GPU has, or of what the machine,
+        the cgroup of a container and `ulimit` leave to the process.
       inputs, outputs, name, trainable, dtype, dynamic, autocast: as for `tf.keras.Model` of the installed Keras.
 
     Raises:
