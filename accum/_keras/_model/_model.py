@@ -154,8 +154,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         or from layers of the model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`).
       whole_batch: what is computed over the whole batch although it is split. None: what exactness needs. If the
         outputs and losses of an example provably depend on no other example, micro-batches take one pass; otherwise the
-        step is computed as with "batch_norm", on each replica by itself. (): nothing, with a warning if it may differ. Or
-        "loss", "batch_norm", a tuple of them, or "all". "loss": the train step calls the model as if with the whole
+        step is computed as with "batch_norm", on each replica by itself. (): nothing, with a warning if it may differ.
+        Or "loss", "batch_norm", a tuple of them, or "all". "loss": the train step calls the model as if with the whole
         batch, so losses and metrics see all outputs at once; each micro-batch is computed twice. "batch_norm": this,
         and batch normalization uses the mean and variance of the whole batch, wherever it is in the model, but not in
         the body of a loop or conditional. Needs `micro_batch_size`.
