@@ -31,7 +31,7 @@ SPARSE = ("rows", "dense")
 
 TOO_MANY = (
     "The restored cycle holds as many micro-batches as `accum_steps`, or more, because it began with a larger one: run "
-    "`flush()` of the optimizer after restoring, which makes the step of those that there are, or `reset()`, which "
+    "`flush()` of the optimizer after restoring, which makes a step from them, or `reset()`, which "
     "discards them; or finish the cycle with the former `accum_steps`. Received: accum_steps="
 )
 

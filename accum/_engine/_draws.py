@@ -212,13 +212,12 @@ class Draws:
                 )
             if self.others:
                 _check.warn(
-                    "These operations draw random numbers that differ with the size of micro-batches: they are in a "
-                    "loop or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from "
-                    "Python, do not have the examples along their first axis, are compiled by XLA although an update "
-                    "takes several batches, or are on several replicas in a model without dropout or noise layers of "
-                    "Keras. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
-                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}."
-                    " [accum: random-numbers]",
+                    "These operations draw random numbers that differ with the size of micro-batches, so a step equals "
+                    "that of the full batch only on average. One of these is the reason: a loop or `tf.function` "
+                    "around them; a shuffle; a `tf.random.Generator`, or Python; a first axis that is not that of the "
+                    "examples; XLA, if an update takes several batches; several replicas, if the model has no dropout "
+                    "or noise layers of Keras. Draw with `tf.random.uniform` or `normal`, a number for each example, "
+                    f"outside of loops and functions. Received: {_check.shown(self.others)}. [accum: random-numbers]",
                     _check.InexactWarning,
                 )
 

@@ -552,8 +552,8 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
     def grad(_upstream: tf.Tensor) -> None:
         raise ValueError(
-            "With `whole_batch`, a layer has no gradient by this input, which no `tf.GradientTape` has watched when it "
-            f"was called: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
+            "With `whole_batch`, no gradient reaches this input of a layer, which no `tf.GradientTape` watched in the "
+            f"call: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
             " [accum: whole-batch-gradient]"
         )
 
@@ -709,7 +709,7 @@ def whole_call(
             segments.graph.require_unchanged(graph, graph.get_operations()[done:])
         if not segments.graph.trace.grads and sources:
             raise ValueError(
-                "`test_step` and `predict_step` of a model with `whole_batch` have no gradient by weights: compute it "
+                "`test_step` and `predict_step` of a model with `whole_batch` can't take gradients of weights: do so "
                 "by a model without `micro_batch_size`. [accum: whole-batch-gradient]"
             )
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)

@@ -89,8 +89,8 @@ class FlushCallback(tf.keras.callbacks.Callback):
         own = getattr(self.model, "_accum", None)
         if own is not None and own.take_steps_of_loss_scales():
             _check.warn(
-                "`accum_steps` was set on a `LossScaleOptimizer` while an epoch ran, and is in use from this epoch on: "
-                "set `model.accum_steps`, for the next cycle. [accum: set-later]"
+                "`accum_steps` was set on a `LossScaleOptimizer` while an epoch ran, but is in use from this epoch on. "
+                "To change it at the next cycle, set `model.accum_steps`. [accum: set-later]"
             )
 
     def on_test_begin(self, logs: Optional[Logs] = None) -> None:

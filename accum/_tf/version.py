@@ -20,8 +20,8 @@ VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
 
 if VERSION[:2] > (2, 21) and os.environ.get("ACCUM_UNTESTED_TENSORFLOW") == "1":
     warnings.warn(
-        f"accum has been tested with {SUPPORTED}, and not with TensorFlow {tf.__version__}: compare a run of yours "
-        "with the full batch before you trust it, by `accum.testing`. [accum: install]",
+        f"accum has been tested with {SUPPORTED}, and not with TensorFlow {tf.__version__}: before you trust it, "
+        "compare a run of yours with the full batch, with `accum.testing`. [accum: install]",
         stacklevel=2,
     )
 elif not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):

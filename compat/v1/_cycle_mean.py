@@ -14,8 +14,8 @@ OTHER_WEIGHTS = (
     "as `weight` to each, or its own `weight` to `mean_over_cycle`. [accum: mean-over-cycle]"
 )
 OTHER_GRADIENTS = (
-    "Whether `nonfinite` skips a micro-batch is the same for a mean as for the step, by the gradients of the first "
-    'train op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each.'
+    "`mean_over_cycle` leaves out the micro-batches that `nonfinite` skips by the gradients of the first train op: "
+    'pass the same gradients to each train op, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each.'
     " [accum: mean-over-cycle]"
 )
 

@@ -7,24 +7,24 @@ from accum._tf import tf
 from accum.compat.v1._checks import WITH_SUM
 
 SUMS = (
-    "The loss adds up examples and divides by no number of them, so the mean over micro-batches is a fraction of the "
+    "The loss adds up examples without dividing by their number, so the mean over micro-batches is a fraction of the "
     f'gradient of the full batch: pass `reduction="sum"` to the `AccumOptimizer`{WITH_SUM} If each micro-batch is one '
     "example, such as an episode, and the mean over these is wanted, pass `weight=1`. [accum: sum]"
 )
 MEANS = (
-    "The loss divides by a sum over the micro-batch, such as the number of unmasked elements, or of those that "
+    "The loss divides by a sum over the micro-batch, such as the number of unmasked elements, or of elements that "
     "`tf.boolean_mask` or `tf.where` selects, but micro-batches are not weighted by it. Unless it is the same in all "
     "of them, pass this sum as `weight=` where the train op is created. Several losses that divide by different sums "
     "are passed as a list, each with its own weight. [accum: loss-counts]"
 )
 SPLIT_SUMS = (
-    "`function` adds up examples and divides by no number of them, but micro-batches count by their number of "
-    "examples, so the result is a fraction of that of the full batch: divide by the number of examples in `function`, "
-    "and multiply what is returned by that of the batch. This multiplies a penalty on the weights, too: divide it by "
-    "the number of examples of the batch. [accum: sum]"
+    "`function` adds up examples without dividing by their number, but micro-batches count by their number of "
+    "examples, so the result is a fraction of that of the full batch: in `function`, divide by the number of examples, "
+    "and multiply what is returned by the number of examples of the batch. This multiplies a penalty on the weights, "
+    "too: divide it by the latter. [accum: sum]"
 )
 SPLIT_MEANS = (
-    "`function` divides by a sum over the micro-batch, such as the number of unmasked elements, or of those that "
+    "`function` divides by a sum over the micro-batch, such as the number of unmasked elements, or of elements that "
     "`tf.boolean_mask` or `tf.where` selects, but micro-batches count by their number of examples. Unless that sum is "
     "the same in all of them, pass `weight=`, a function of the micro-batch that returns it. [accum: loss-counts]"
 )

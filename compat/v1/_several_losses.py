@@ -28,7 +28,8 @@ class LossPart(NamedTuple):
 
 SAME_LOSSES = (
     "Several losses have accumulators of their own, which each train op of an optimizer shares: pass as many losses to "
-    "each, which depend on the same variables, or use an `AccumOptimizer` for each train op. [accum: several-losses]"
+    "each, and let them depend on the same variables, or use an `AccumOptimizer` for each train op. "
+    "[accum: several-losses]"
 )
 
 
