@@ -28,7 +28,7 @@ class Arguments:
             raise NotUnderstood("what `*` and `**` unpack into the call is not known")
         positional = [arg for arg in call.args if arg.keyword is None]
         if len(positional) > len(parameters):
-            raise NotUnderstood(f"it takes {len(parameters)} positional arguments at most")
+            raise NotUnderstood(f"it takes up to {len(parameters)} positional arguments")
         self._call = call
         self._args = list(call.args)
         self._names = [arg.keyword.value if arg.keyword else parameters[i] for i, arg in enumerate(call.args)]
@@ -78,7 +78,7 @@ class Arguments:
         if name in self._names:
             index = self._names.index(name)
             if any(matchers.findall(arg, matchers.Comment()) for arg in self._args[max(index - 1, 0) : index + 1]):
-                raise NotUnderstood(f"the comment beside `{name}` would be lost")
+                raise NotUnderstood(f"the comment on `{name}` would be lost")
 
     def drop(self, name):
         """Remove an argument if it is given. No positional argument may follow it."""

@@ -80,7 +80,7 @@ def _check_epsilon(convention, state, options, report):
         deviation = _rules.largest_deviation(convention, list(second.values()), epsilon)
         report.problems.append(
             f"Epsilon is in another place: v1 moves by {sides[0]}, Keras by {sides[1]}. With the current slots, the "
-            f"next step differs by a relative {deviation:.1e} at most."
+            f"next step differs by a relative error of up to {deviation:.1e}."
         )
     if default is None:
         return

@@ -331,7 +331,7 @@ UNTOUCHED = [
 
 LEFT = [
     Left("unpacked", GA + "O(**options)\n", 2, "what `*` and `**` unpack"),
-    Left("sum-or-mean", GA + 'O("sgd", 4, reduction="SUM")\n', 2, "0.5 takes the mean whatever is given"),
+    Left("sum-or-mean", GA + 'O("sgd", 4, reduction="SUM")\n', 2, "0.5 always takes the mean"),
     Left("default-of-k", GA + 'O("sgd")\n', 2, "4 by default in 0.3.1"),
     Left("clipping", GA + 'O("sgd", 4, clipnorm=1.0)\n', 2, "`clipnorm` is not an argument of accum's optimizer"),
     Left("adaptive-clipping", GA + "M(4, use_agc=True, inputs=i, outputs=o)\n", 2, "clips the accumulated gradient"),
@@ -344,7 +344,7 @@ LEFT = [
     Left("method", GA + "M.from_config(config)\n", 2, "`M.from_config`: there is no rule for it"),
     Left("dynamic", RUNAI + "getattr(optimizers, name)(steps=4)\n", 2, "`optimizers`: it is not called here"),
     Left("subclass", GA + "class Mine(M): pass\n", 2, "`M`: it is not called here"),
-    Left("many", GA + "M(1, 2, 3, 4, 5, 6, inputs=i)\n", 2, "5 positional arguments at most"),
+    Left("many", GA + "M(1, 2, 3, 4, 5, 6, inputs=i)\n", 2, "up to 5 positional arguments"),
     Left(
         "batch-norm", "import gradient_accumulator as ga\nga.layers.AccumBatchNormalization(momentum=0.9)\n", 2, "0.3"
     ),
@@ -396,7 +396,7 @@ LEFT = [
         "comment",
         KERAS + "optimizers.SGD(\n    0.1,  # a\n    gradient_accumulation_steps=4)\n",
         2,
-        "the comment beside",
+        "the comment on",
     ),
     Left("ema", KERAS + "optimizers.SGD(gradient_accumulation_steps=4, use_ema=True)\n", 2, "`use_ema` acts on each"),
     Left(
@@ -553,5 +553,5 @@ LEFT += [
     _keras("zero", 2, "optimizers.SGD(0.1, K=0)", "`0` is not a number of micro-batches"),
     _keras("float", 2, "optimizers.SGD(0.1, K=4.0)", "`4.0` is not a number of micro-batches"),
     _keras("minus", 2, "optimizers.SGD(0.1, K=-1)", "`-1` is not a number of micro-batches"),
-    _keras("by-position", 2, "optimizers.SGD(0.1, 0, 0, 0, 0, 0, 0, True, K=4)", "7 positional arguments at most"),
+    _keras("by-position", 2, "optimizers.SGD(0.1, 0, 0, 0, 0, 0, 0, True, K=4)", "up to 7 positional arguments"),
 ]

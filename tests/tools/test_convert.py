@@ -820,7 +820,7 @@ def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp
         theirs, ours = ("sqrt(a)", "(sqrt(a) + 0.001)") if rule == "adagrad" else ("sqrt(s + e)", "(sqrt(s) + 0.001)")
         assert f"v1 moves by g / {theirs}, Keras by g / {ours}" in said
         report = from_v1(saved(rule), run.variables, run.optimizer, strict=False)
-        off = float(report.problems[0].split("relative ")[1].split(" at most")[0])
+        off = float(report.problems[0].split("up to ")[1].rstrip("."))
         assert 1e-4 < off < 1e-2
         # What is said of the next step bounds what happens to the weights, whose steps are about 0.1.
         away = distance(run.feed(range(STOP, END)).values(), oracle(rule, "graph"))

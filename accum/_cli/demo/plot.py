@@ -53,7 +53,7 @@ def _curve(axes, outcome, **style):
 
 
 def _label(axes, largest):
-    axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
+    axes.set_title(f"Full batch and micro-batches: weights differ by up to {largest:.1e}", fontsize=11)
     axes.set_xlabel("epoch")
     axes.set_ylabel("training loss (nats per example)")
     axes.set_yscale("log")

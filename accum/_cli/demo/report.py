@@ -83,4 +83,4 @@ def _comparison(split, full):
         memory = f"1/{full.training_mib / split.training_mib:.1f} of the memory for training and "
     largest = deviation(split, full)
     result = "the same network" if largest < 1e-3 else "another network"
-    return f"- {split.run.label}: {memory}{result}, whose weights differ by {largest:.1e} at most"
+    return f"- {split.run.label}: {memory}{result}, whose weights differ by up to {largest:.1e}"

@@ -64,7 +64,7 @@ def optimizer(call, surroundings):
         )
     if "reduction" in arguments.names and arguments.code("reduction").strip("\"'") != "MEAN":
         raise NotUnderstood(
-            'up to 0.4, any `reduction` but "MEAN" is a sum; 0.5 takes the mean whatever is given. Choose what you '
+            'up to 0.4, any `reduction` but "MEAN" is a sum; 0.5 always takes the mean. Choose what you '
             'had: `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
         )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)

@@ -15,7 +15,7 @@ OTHERS = ("torch", "mxnet")
 WRAPS = ("DistributedOptimizer", "DistributedAdasumOptimizer", "DistributedGradientTape")
 REASON = "reduce over workers once per step, with `transform=`; " + guide.see("Horovod")
 BESIDE = (
-    "it reduces every micro-batch over the workers. Remove it beside an optimizer that accumulates, and reduce once "
+    "it reduces every micro-batch over the workers. Remove it where an optimizer accumulates, and reduce once "
     "per step with `transform=`; " + guide.see("Horovod")
 )
 
