@@ -51,7 +51,7 @@ ROWS = [
     ("L8", "rows", "Sparse gradients, as of embeddings"),
     ("L9", "restore", "NaN and Inf are gone once the weights are restored"),
     ("L9", "skip", "A micro-batch with NaN or Inf is skipped"),
-    ("L12", None, "A run saved in mid-cycle goes on"),
+    ("L12", None, "A run saved in mid-cycle continues"),
     ("L13", None, "Moving statistics of batch normalisation"),
     ("L14", None, "K = 1 is the plain optimizer"),
 ]

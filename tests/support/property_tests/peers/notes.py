@@ -17,7 +17,7 @@ NOTES = {
         "L3 schedule": "Documented: schedules are given the number of micro-batches. Multiply their lengths by K.",
         "L4": "Documented: gradients are averaged.",
         "L5": "Documented: the average of the gradients since the last update; " + ALIKE + ".",
-        "L6": "There is no method for it: the cycle goes on in the next epoch.",
+        "L6": "There is no method for it: the cycle continues in the next epoch.",
         "L8 none": (
             "What a variable has accumulated is discarded if it has no gradient in the last micro-batch of the "
             "cycle, because variables without a gradient are filtered out before sums are added and cleared."
@@ -63,7 +63,7 @@ NOTES = {
         "L3 schedule": "`iterations`, which schedules are given, counts every micro-batch, and each step once more.",
         "L4": "`reduction` is accepted and stored, but not used.",
         "L5": "Not part of its interface; " + ALIKE + ".",
-        "L6 flush": "There is no method for it: the cycle goes on in the next epoch.",
+        "L6 flush": "There is no method for it: the cycle continues in the next epoch.",
         "L6 drop": "`reset()` clears the sums, as documented, but not the count of micro-batches.",
         "L7": (
             "The inner optimizer's clipping is not called. `clipnorm` and `clipvalue` of the wrapper itself act "
@@ -83,7 +83,7 @@ NOTES = {
     "ga-model": {
         "L4": "Documented: each gradient is scaled by 1 / K.",
         "L5": "Documented: each gradient is scaled by 1 / K; " + ALIKE + ".",
-        "L6": "There is no method for it: the cycle goes on in the next epoch.",
+        "L6": "There is no method for it: the cycle continues in the next epoch.",
         "L8 none": "A variable without a gradient in a whole cycle is given zeros, so its momentum moves it on.",
         "L8 rows": (
             "Sums are dense, so optimizers that update only the rows of a batch (here momentum and Nesterov) "
@@ -103,7 +103,7 @@ NOTES = {
         ),
         "L4": "Gradients are averaged.",
         "L5": "Not part of its interface; " + ALIKE + ".",
-        "L6": "There is no method for it: the cycle goes on in the next epoch.",
+        "L6": "There is no method for it: the cycle continues in the next epoch.",
         "L7": "Keras clips where it computes gradients, so each micro-batch is clipped.",
         "L8 rows": (
             "The gradient of an embedding is `tf.IndexedSlices` in one branch of a condition and a tensor in the other."
@@ -118,7 +118,7 @@ NOTES = {
     "optax": {
         "": "By design, the mean is a running one (Welford's), which suits low precision.",
         "L5": "Documented: gradients are averaged or summed; " + ALIKE + ".",
-        "L6": "There is no method for it: the cycle goes on in the next epoch.",
+        "L6": "There is no method for it: the cycle continues in the next epoch.",
         "L9 restore": (
             "The mean is cleared by a multiplication with zero, which leaves NaN. The documented remedy is "
             "`should_skip_update_fn=skip_not_finite`, as in the next row."
