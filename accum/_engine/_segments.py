@@ -206,6 +206,8 @@ class SegmentedFunction:
         self._stored: Dict[Key, KeptTensors] = {}
         self._kept: Dict[Key, KeptTensors] = {}  # what `forward` leaves to each run of `backward`
         self._whole_values: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
+        self._begun: Dict[Key, tf.Tensor] = {}  # those of them that are known when the run begins
+        self._is_at_once = False
         self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
@@ -222,6 +224,41 @@ class SegmentedFunction:
             self._whole_values[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
             self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.spec(key).dtype)
+        self._begun = dict(self._whole_values)
+        fetched = self._fetched()
+        self._kept = dict(self._stored)
+        self._end_states()
+        self._receive(fetched)
+        return [fetched[key] for key in trace.outputs], [fetched[loss.value] for loss in trace.losses]
+
+    def at_once(self) -> Tuple[List[tf.Tensor], List[tf.Tensor], Dict[int, tf.Tensor]]:
+        """Compute what `forward` has returned again, in operations of this graph that can be differentiated twice.
+
+        The batch is one micro-batch, with the same draws. Nothing is assigned.
+
+        Returns:
+          (outputs, losses, {id of the handle of a variable in this graph: the value that it had for `forward`})
+
+        Raises:
+          ValueError: the function normalises by statistics, has operations with gradients of their own, or effects.
+        """
+        trace, phases = self._trace, self._cut.forward + self._cut.wholes
+        nodes = {name for phase in phases for name in phase.nodes} & _tf.graph_parts.own_gradients_in(trace.graph)
+        if nodes or trace.statistics or any(phase.effects for phase in phases):
+            raise ValueError(NOT_TWICE)
+        again = copy.copy(self)
+        again._is_at_once, again._stored, again._whole_values = True, {}, dict(self._begun)
+        states = {}
+        for key, handle in self._cut.states.items():
+            value = tf.stop_gradient(_tf.graph_parts.captured(self._begun[key]))
+            again._whole_values[key] = states[id(_tf.graph_parts.captured(handle))] = value
+        fetched = again._fetched()
+        outputs = [fetched[key] for key in trace.outputs]
+        return outputs, [fetched[loss.value] for loss in trace.losses], states
+
+    def _fetched(self) -> Dict[Key, Any]:
+        """Run the forward phases. Returns {key: what is fetched of the whole batch}."""
+        cut, trace = self._cut, self._trace
         fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
@@ -229,15 +266,13 @@ class SegmentedFunction:
                 if whole.level == level:
                     results, parts = self._run_whole(mark, whole), zip(mark.parts, mark.results)
                     self._stored.update({key: _stored_whole(results[result]) for key, result in parts})
-                    _assign(cut.assigned_at_once.get(number, []), results)
+                    if not self._is_at_once:
+                        _assign(cut.assigned_at_once.get(number, []), results)
             if phase.fetches or phase.effects:
                 self._forward(level, phase, losses, fetched)
             for key in [key for key in self._stored if self._is_done(key, level)]:
                 del self._stored[key]
-        self._kept = dict(self._stored)
-        self._end_states()
-        self._receive(fetched)
-        return [fetched[key] for key in trace.outputs], [fetched[loss.value] for loss in trace.losses]
+        return fetched
 
     def _seed_of_batch(self) -> tf.Tensor:
         return uniform_seed() if self._draws is None else self._draws.seed_of_call(self._trace.draws)
@@ -286,13 +321,18 @@ class SegmentedFunction:
                 [Pooled(*[moment(key) for key in keys]) for keys in others],
             )
 
-        def micro_batch(_: None, index: Index) -> _Forward:
+        def micro_batch(_: Nested, index: Index) -> _Forward:
             values = self._segments.run(phase, self._feeds(phase, index))
             value = values.__getitem__
             return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
 
         zeros = self._zeros_like
-        results: _Forward = self._micro.run(micro_batch, lambda: combined(self._cut.spec, zeros, zeros))
+        results: _Forward
+        if self._is_at_once:
+            results = self._micro.run_at_once(micro_batch)
+            results = results._replace(crossing=[_stored_whole(kept.joined()) for kept in results.crossing])
+        else:
+            results = self._micro.run(micro_batch, lambda: combined(self._cut.spec, zeros, zeros))
         self._stored.update(zip(crossing, results.crossing))
         fetched.update(zip(outputs, results.outputs))
         fetched.update(zip(added, results.losses))
@@ -520,16 +560,20 @@ def with_gradient(
     sources: Sequence[Union[tf.Variable, tf.Tensor]],
     inputs: Sequence[tf.Tensor],
     backward: Callable[[Sequence[tf.Tensor]], Sequence[Optional[Gradient]]],
+    at_once: Callable[[], Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]],
 ) -> List[tf.Tensor]:
     """Return `tensors` such that a tape finds their gradients by `sources` with the function `backward`.
 
-    A tape that needs their gradients by `inputs` raises `ValueError`, because nobody computes them.
+    A tape that needs their gradients by `inputs` raises `ValueError`, because nobody computes them. One that
+    differentiates the gradients again computes `tensors` anew for the whole batch.
 
     Args:
       tensors: list of float tensors.
       sources: list of trainable variables and of tensors.
       inputs: list of the other float tensors from which `tensors` were computed.
       backward: function of the gradients by `tensors`, which returns those by `sources`, None for no gradient.
+      at_once: function that computes `tensors` again in the current graph. It returns them, and {id of the handle of a
+        variable in this graph: the value from which they are computed}.
     """
     values = [tf.convert_to_tensor(source) for source in sources]
     probes = [_without_gradient(tensor) for tensor in inputs]
@@ -538,7 +582,7 @@ def with_gradient(
     def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             grads: List[Optional[Gradient]] = [None] * len(tensors)
-            by_sources = _without_second_gradient(list(backward(upstream)), [*values, *upstream])
+            by_sources = _with_second_gradient(list(backward(upstream)), sources, values, upstream, at_once)
             return grads + by_sources + [tf.zeros_like(probe) for probe in probes]
 
         return [tf.identity(arg) for arg in args[: len(tensors)]], grad
@@ -561,24 +605,95 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
     return probe
 
 
-def _without_second_gradient(
-    grads: Sequence[Optional[Gradient]], sources: Sequence[tf.Tensor]
+NOT_TWICE = (
+    "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
+    "normalisation, an embedding, an effect, or an operation with a gradient of its own: use a network without these, "
+    "or pass `whole_batch=()`. [accum: whole-batch-gradient]"
+)
+
+
+def _with_second_gradient(
+    grads: Sequence[Optional[Gradient]],
+    sources: Sequence[Union[tf.Variable, tf.Tensor]],
+    values: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor],
+    at_once: Callable[[], Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]],
 ) -> List[Optional[Gradient]]:
-    """Return gradients, and raise if a tape differentiates them by what they depend on."""
+    """Return gradients such that a tape differentiates them by what they depend on, for the whole batch at once.
+
+    Args:
+      grads: list of gradients by `sources`.
+      sources, at_once: as for `with_gradient`.
+      values: the values of `sources`.
+      upstream: list of the gradients by the results of `at_once`.
+    """
+    depends_on = [*values, *upstream]
+    dense = [index for index, grad in enumerate(grads) if isinstance(grad, tf.Tensor)]
+
+    def in_function(*cotangents: tf.Tensor) -> List[tf.Tensor]:
+        tensors, states = at_once()
+        handles = [
+            _tf.graph_parts.captured(source.handle if hasattr(source, "handle") else source) for source in sources
+        ]
+        # A variable is read before, and by its handle where a table or a loop reads it.
+        by = handles + [states[id(handle)] for handle in handles if id(handle) in states]
+        of = [_tf.graph_parts.captured(one) for one in upstream]
+
+        def by_sources(ys: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor]) -> List[Optional[tf.Tensor]]:
+            grads = [
+                None if grad is None else tf.convert_to_tensor(grad) for grad in tf.gradients(ys, by + of, grad_ys)
+            ]
+            following = iter(grads[len(handles) :])
+            pairs = [(grad, next(following) if id(handle) in states else None) for grad, handle in zip(grads, handles)]
+            sums = [
+                tf.add_n(both) if both else None
+                for both in ([one for one in pair if one is not None] for pair in pairs)
+            ]
+            return sums + list(following)
+
+        first = by_sources(tensors, of)
+        pairs = [(first[index], cotangent) for index, cotangent in zip(dense, cotangents) if first[index] is not None]
+        second = by_sources([one for one, _ in pairs], [other for _, other in pairs])
+        return [tf.zeros_like(value) if grad is None else grad for grad, value in zip(second, depends_on)]
+
+    def differentiate(*cotangents: tf.Tensor) -> List[Optional[tf.Tensor]]:
+        _check.warn(
+            "A gradient of a gradient is computed for the whole batch at once, which is exact but saves no memory."
+            " [accum: not-split]"
+        )
+        # In a function of its own, one source does not depend on another one.
+        seconds = tf.function(_tf.graphs.run_as_written(in_function))(*cotangents)
+        seconds = _without_gradient_by(seconds, [*cotangents, *depends_on])
+        return [None] * len(dense) + seconds  # type: ignore[operator]
+
+    result = _linked([grads[index] for index in dense], depends_on, differentiate)
+    slices = [index for index, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
+    rows = _without_gradient_by([grads[index].values for index in slices], depends_on)  # type: ignore[union-attr]
+    ended = list(grads)
+    for index, grad in zip(dense, result):
+        ended[index] = grad
+    for index, row in zip(slices, rows):
+        ended[index] = tf.IndexedSlices(row, grads[index].indices, grads[index].dense_shape)  # type: ignore[union-attr]
+    return ended
+
+
+def _without_gradient_by(tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """Return tensors, and raise if a tape differentiates them by what they depend on."""
 
     def refuse(*_upstream: tf.Tensor) -> None:
-        raise ValueError(
-            "The gradient of a model with `whole_batch` can't be differentiated again, as a penalty on it would do: "
-            "pass `whole_batch=()`. [accum: whole-batch-gradient]"
-        )
+        raise ValueError(NOT_TWICE)
 
-    dense = [grad for grad in grads if isinstance(grad, tf.Tensor)]
-    if not dense:
-        return list(grads)
-    count = len(dense)
-    linked = custom_gradient(lambda *args: ([tf.identity(arg) for arg in args[:count]], refuse))(*dense, *sources)
-    following = iter(linked)
-    return [next(following) if isinstance(grad, tf.Tensor) else grad for grad in grads]
+    return _linked(tensors, sources, refuse)
+
+
+def _linked(
+    tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor], grad: Callable[..., Optional[Sequence[object]]]
+) -> List[tf.Tensor]:
+    """Return tensors whose gradient by themselves and `sources` is that of a function."""
+    count = len(tensors)
+    if not count:
+        return []
+    return list(custom_gradient(lambda *args: ([tf.identity(arg) for arg in args[:count]], grad))(*tensors, *sources))
 
 
 def _float32(tensor: tf.Tensor) -> tf.Tensor:
@@ -722,7 +837,14 @@ def whole_call(
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
-    linked = with_gradient([outputs[index] for index in floats] + losses, [*sources, *watched], inputs, backward)
+    def at_once() -> Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]:
+        if graph is not None:
+            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        own_outputs, own_losses, states = run.at_once()
+        return [own_outputs[index] for index in floats] + own_losses, states
+
+    tensors = [outputs[index] for index in floats] + losses
+    linked = with_gradient(tensors, [*sources, *watched], inputs, backward, at_once)
     for index, tensor in zip(floats, linked):
         outputs[index] = tensor
     return outputs, linked[len(floats) :]

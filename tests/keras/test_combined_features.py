@@ -476,30 +476,6 @@ def test_what_a_whole_batch_can_not_compute_again_is_refused(does, words):
         of_batch(does).fit(X, TARGETS[:, None] if does == "matrix" else TARGETS, batch_size=9, verbose=0)
 
 
-class Penalized(OfBatch):
-    """Trains on its loss and on the squares of its gradient by the weights."""
-
-    def train_step(self, data):
-        x, y = data
-        variables = self.trainable_variables
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            total = loss + tf.add_n([tf.reduce_sum(one**2) for one in inner.gradient(loss, variables)])
-        self.optimizer.apply_gradients(zip(outer.gradient(total, variables), variables))
-        return {"loss": total}
-
-
-@pytest.mark.law("L19")
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_penalty_on_the_gradient_of_a_whole_batch_is_refused(run_eagerly):
-    model = of_batch("", cls=Penalized, whole_batch="loss", run_eagerly=run_eagerly)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match="can't be differentiated again"):
-        model.fit(X, TARGETS, batch_size=10, verbose=0)
-    assert_identical(model.get_weights(), before)
-
-
 @pytest.mark.law("L19")
 def test_python_in_the_call_of_a_whole_batch_is_warned_of_if_it_seems_to_run_each_time():
     model = of_batch("scale", whole_batch="loss", run_eagerly=True)

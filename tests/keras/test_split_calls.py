@@ -219,6 +219,36 @@ class Penalty(Steps):
         return {"loss": loss}
 
 
+class PenaltyOnWeights(Steps):
+    """Trains on its loss and on the squares of its gradient by the weights."""
+
+    def make(self):
+        self.critic = dense(1, 5)
+
+    def train_step(self, batch):
+        data, _ = batch
+        variables = self.critic.trainable_variables
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_mean((self.critic(data, training=True) - 1.0) ** 2)
+            penalties = [tf.reduce_sum(tf.convert_to_tensor(one) ** 2) for one in inner.gradient(loss, variables)]
+            total = loss + 0.01 * tf.add_n(penalties)
+        self.update(self.first, outer, total, variables)
+        return {"loss": total}
+
+
+class PenaltyBehindNormalization(Penalty):
+    def make(self):
+        self.critic = dense(1, 5, norm=True)
+
+
+class PenaltyOnTable(PenaltyOnWeights):
+    def make(self):
+        cut = layers.Lambda(lambda data: tf.cast(data > 0.0, tf.int32))
+        stack = [tf.keras.Input((5,)), cut, layers.Embedding(2, 3), layers.Flatten(), layers.Dense(1)]
+        self.critic = tf.keras.Sequential(stack)
+
+
 class Beside(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -537,9 +567,20 @@ def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
     assert_same(weights, expected)
 
 
-def test_a_second_gradient_is_refused_by_name():
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("make", [Penalty, PenaltyOnWeights])
+def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
+    expected, logs = plain(make)
+    with pytest.warns(UserWarning, match="A gradient of a gradient is computed for the whole batch at once"):
+        weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6)
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.parametrize("make", [PenaltyBehindNormalization, PenaltyOnTable])
+def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_name(make):
     with pytest.raises(ValueError, match="can't be differentiated again"):
-        trained(Penalty, accum_steps=1, micro_batch_size=6, whole_batch="all")
+        trained(make, accum_steps=1, micro_batch_size=6)
 
 
 @pytest.mark.tf(keras=2, because="Keras 3 reads the whole table first, and the gradient uses what was read")
