@@ -65,6 +65,14 @@ def on_first_axis(op: Op, indices: Sequence[int]) -> Layout:
     return layout
 
 
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def projective_transform(op: Op) -> Layout:
+    """One transform for each image, or one for all images."""
+    if op.layout(1) is None and op.dims(1)[0] == 1:
+        return on_first_axis(op, [0])
+    return on_first_axis(op, [0, 1])
+
+
 @rule("AvgPoolGrad", "AvgPool3DGrad", shapes=(0,))
 def average_pool_gradient(op: Op) -> Layout:
     """Takes the shape of its output."""

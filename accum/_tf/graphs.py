@@ -244,6 +244,12 @@ def touched_by_autograph(call: Any, *args: Any, **kwargs: Any) -> Any:
     return tf.autograph.to_graph(_calling)(call, args, kwargs)
 
 
+def is_of_another_function(error: Exception) -> bool:
+    """Whether an error says that a tensor of another function or graph was used."""
+    words = "out of scope", "cannot be accessed", "outside of the function building code"
+    return any(some in str(error) for some in words)
+
+
 def called_as_train_step(call: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a step of the model's class or of the user with AutoGraph where Keras does: in a graph of TensorFlow 2.2."""
     converts = VERSION < (2, 3) and not tf.executing_eagerly()

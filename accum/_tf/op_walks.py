@@ -46,6 +46,17 @@ def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
 
 
+def depends_on_variables_alone(tensor: tf.Tensor) -> bool:
+    """Whether a tensor of a function is computed from variables and constants, and not drawn."""
+    ops = ancestors([tensor.op])
+    return all(
+        op.outputs[0].dtype == tf.resource
+        if op.type == "Placeholder"
+        else op.type == "ReadVariableOp" or not op.op_def.is_stateful
+        for op in ops
+    )
+
+
 def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
     reached = set(ops)

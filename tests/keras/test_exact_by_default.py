@@ -100,6 +100,32 @@ class StepsOfItsOwn(Net):
         self.hidden.kernel.assign(0.99 * self.hidden.kernel)
 
 
+class LearnedScale(Net):
+    """Returns a number that depends on no example beside the rows, as CLIP does with its temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = layers.Dense(1, use_bias=False)
+        self.scale.build((None, 1))
+
+    def call(self, inputs, training=None):
+        return self.out(self.hidden(inputs)), tf.exp(self.scale.kernel[0, 0])
+
+    def loss_of(self, x, y):
+        outputs, scale = self(x, training=True)
+        return tf.reduce_mean((scale * outputs - y) ** 2) + tf.reduce_mean(outputs) ** 2
+
+
+class KeptLoss(Net):
+    def call(self, inputs, training=None):
+        hidden = self.hidden(inputs)
+        self.kept = tf.reduce_mean(hidden**2)
+        return self.out(hidden)
+
+    def loss_of(self, x, y):
+        return tf.reduce_mean((self(x, training=True) - y) ** 2) + self.kept
+
+
 class LossOfItsOwn(tf.keras.Model):
     """Adds the root of a mean over the batch, which is not the mean of those over micro-batches."""
 
@@ -225,6 +251,7 @@ BATCHWISE = {
     "calls of parts": lambda: (CallsOfParts(), X, None),
     "centre loss": lambda: (CentreLoss(), X, None),
     "steps of its own": lambda: (StepsOfItsOwn(), X, None),
+    "learned scale": lambda: (LearnedScale(), X, None),
     "added loss": lambda: (LossOfItsOwn(), X, "mse"),
     "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
     "number of examples": lambda: (dense(ByCount()), X, "mse"),
@@ -309,6 +336,19 @@ def test_each_call_of_a_step_runs_the_python_code_of_a_network():
     plain, split, x, loss = pair(lambda: (OnAndOff(), X, None), micro_batch_size=SIZE)
     with silent(UserWarning):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+def test_outputs_that_depend_on_no_example_do_not_keep_a_network_from_being_split():
+    model, x, loss = pair(BATCHWISE["learned scale"], micro_batch_size=SIZE)[1:]
+    with silent(UserWarning):
+        trained(model, x, loss)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_tensor_that_a_layer_keeps_is_named(run_eagerly):
+    model, x, loss = pair(lambda: (KeptLoss(), X, None), micro_batch_size=SIZE)[1:]
+    with pytest.raises(ValueError, match="uses a tensor that a layer has kept"):
+        trained(model, x, loss, run_eagerly)
 
 
 def test_targets_and_outputs_that_are_broadcast_compare_all_examples():

@@ -438,6 +438,10 @@ _case("ResizeNearestNeighborGrad", Batch(("B", 4, 5, 2)), np.array([6, 6], np.in
 _scale = np.ones(2, F), np.zeros(2, F)
 _case("ScaleAndTranslate", _IMAGE, _size, *_scale, to=_to)
 _case("ScaleAndTranslateGrad", Batch(("B", 4, 5, 2)), Batch(("B", 6, 6, 2)), *_scale)
+_turns = options(interpolation="BILINEAR")
+for _turn in (Batch(("2B", 8), "unit"), np.ones([1, 8], F) / 8):
+    _case("ImageProjectiveTransformV2", _IMAGE, _turn, _size, to=_to, **_turns)
+    _case("ImageProjectiveTransformV3", _IMAGE, _turn, _size, F(0), to=_to, **_turns)
 _W = np.random.RandomState(1).randn(5, 8).astype(F)
 _state = Batch(("B", 2))
 _case("LSTMBlockCell", B3, _state, _state, _W, *[np.ones(2, F)] * 3, np.ones(8, F), to=[(0, 1)] * 7)

@@ -41,6 +41,7 @@ class TracedCall(NamedTuple):
       attached: list of (which output, name of the attribute).
       added: for each loss that layers add, (the layer, whether it has entries for each example, or is a scalar).
       variables: those by which it has been differentiated.
+      alike: which outputs depend on no example, such as a weight. The segments return them once for each example.
     """
 
     segments: Segments
@@ -48,6 +49,7 @@ class TracedCall(NamedTuple):
     attached: List[Tuple[int, str]]
     added: List[Tuple[tf.keras.layers.Layer, bool]]
     variables: List[tf.Variable]
+    alike: List[int]
 
     def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
@@ -55,6 +57,8 @@ class TracedCall(NamedTuple):
         outputs = list(tensors[:count])
         for index in {index for index, _ in self.attached}:
             outputs[index] = tf.identity(outputs[index])
+        for index in self.alike:
+            outputs[index] = outputs[index][0]
         for (index, name), tensor in zip(self.attached, tensors[count:]):
             setattr(outputs[index], name, tensor)
         return tf.nest.pack_sequence_as(self.structure, outputs)
@@ -165,6 +169,7 @@ def traced_call(
         others = [var for var in reads.variables() if _tf.variables.key_of(var) not in known]
         marks.sources = seen["variables"] = variables + [_replicas.local_variable(var) for var in others]
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
+        alike = [index for index, one in enumerate(flat) if _tf.op_walks.depends_on_variables_alone(one)]
         attached = [
             (index, name, value)
             for index, one in enumerate(flat)
@@ -173,6 +178,10 @@ def traced_call(
         seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
         seen["added"] = [(layer, entries is not None) for layer, entries in added]
+        seen["alike"] = alike
+        for index in alike:
+            shape = tf.concat([[batch.count_of(batch.packed(tensors))], tf.shape(flat[index])], axis=0)
+            flat[index] = tf.broadcast_to(flat[index], shape)
         return flat + [value for _, _, value in attached] + [entries for _, entries in added if entries is not None]
 
     segments = segments_of(
@@ -185,11 +194,13 @@ def traced_call(
         compiled=compiled,
         refuses_meetings=refuses_meetings,
     )
-    return TracedCall(segments, seen["structure"], seen["attached"], seen["added"], seen["variables"])
+    return TracedCall(segments, *(seen[name] for name in ("structure", "attached", "added", "variables", "alike")))
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:
     """Return an output of a model, or raise unless it is dense."""
+    native = _tf.variables.native(tensor)
+    tensor = tf.convert_to_tensor(native) if isinstance(native, tf.Variable) else tensor
     if not isinstance(tensor, tf.Tensor):
         raise ValueError(
             "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or pass "
@@ -626,7 +637,8 @@ class WholeBatchStep(SplitStep):
         calls[replica] = WholeBatchCalls(model, self._size, weight, is_training, draws)
         try:
             with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls[replica].of_layer):
-                yield
+                with self._naming_kept_tensors(f"{_tf.models.name_of_class(model)}.{name}"):
+                    yield
             if not calls[replica].is_used:
                 self._warn_of_none(f"{_tf.models.name_of_class(model)}.{name}")
             losses = calls[replica].replica_losses
@@ -643,6 +655,21 @@ class WholeBatchStep(SplitStep):
                 )
         finally:
             del calls[replica]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _naming_kept_tensors(step: str) -> Iterator[None]:
+        """Say in other words than TensorFlow's that a tensor of a micro-batch can't be used in this context."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            if not _tf.graphs.is_of_another_function(error):
+                raise
+            raise ValueError(
+                f"`{step}` uses a tensor that a layer has kept from a micro-batch, such as in an attribute: "
+                "let the layer return it as an output or pass it to `add_loss`, or compute it in the step. "
+                "[accum: kept-tensor]"
+            ) from error
 
     def _warn_of_none(self, step: str) -> None:
         if self._model._accum.is_first_time(f"no call in {step}"):
