@@ -896,6 +896,7 @@ class _Split:
         verdicts = [(op, self._analysis.verdict(op.name)) for op in outside]
         meeting = [(op, one) for op, one in verdicts if one is not None and one.kind in ("meets", "reduces")]
         using = [(op, verdict) for op, verdict in meeting if op in self._of_variables]
+        meeting.sort(key=lambda one: one[1].kind == "reduces")  # what data is reduced to can be known before
         for op, verdict in ((using if self._inside & self._of_variables else []) or meeting)[:1]:
             said = f"Examples may meet first in {self._named(op)}: {verdict.how}."
             is_unknown = op.type in self._analysis.unruled and not self._outputs

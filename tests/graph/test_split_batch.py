@@ -920,6 +920,15 @@ def test_a_network_whose_examples_meet_at_once_is_refused():
 
 
 @pytest.mark.law("L17")
+def test_a_number_that_is_known_before_is_not_what_examples_meet_in():
+    x, y = placeholders()
+    longest = tf.reduce_max(tf.cast(tf.abs(x[:, 0, 0]) * 3, tf.int32) % 5, name="longest") + 1
+    totals = tf.reduce_sum(tf.slice(x, [0, 0, 0], tf.stack([tf.shape(x)[0], longest, 4]), name="cut"), 1)
+    with pytest.raises(ValueError, match="meet first in 'cut'"):
+        accum.compat.v1.split_batch(tf.reduce_mean((dense(totals, "last", 1) - y) ** 2), (x, y), 6)
+
+
+@pytest.mark.law("L17")
 def test_what_the_batch_lacks_is_named():
     x, y = placeholders()
     outputs = dense(tf.reshape(x, [-1, 24]), "last", 1)
