@@ -839,6 +839,14 @@ def test_a_batch_of_a_constant_size_is_split_as_one_of_any_size(program, size):
 
 
 @pytest.mark.law("L21")
+def test_the_size_of_a_batch_may_be_a_constant_of_one_of_its_tensors():
+    def batch():
+        return placeholders(N)[0], placeholders()[1]
+
+    assert_same(trained(of_constant_size, 6, batch=batch), trained(of_constant_size, batch=batch), 5e-6)
+
+
+@pytest.mark.law("L21")
 def test_a_batch_of_a_constant_size_may_be_normalized_in_a_branch(control_flow):
     def program(x, y):
         training = tf1.placeholder_with_default(True, [], "training")
