@@ -69,11 +69,14 @@ class ChosenBranches:
       batch: tensors from which the copies are computed.
       ops: the copies.
       before_losses: the operations from which the losses are computed.
+      left: those of them that are not copied although they depend on the batch: loops of TF 1, conditionals that depend
+        on other tensors, and what is computed from these.
+      ends: tensors of the copies, from which the losses are computed.
       conditionals: list of `Conditional`.
 
     Raises:
-      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors; or the batch itself is drawn
-        at random, since a copy would draw other numbers.
+      NotChosen: a loop of TF 1, or a conditional that depends on other tensors, is within a branch, or takes a batch of
+        a constant size; or the batch itself is drawn at random, since a copy would draw other numbers.
     """
 
     def __init__(
@@ -100,20 +103,47 @@ class ChosenBranches:
             self._batch = {tensor.name for tensor in open_batch.tensors}
         self._frames: Set[Any] = set()  # conditionals of TF 1
         self._calls: List[tf.Operation] = []  # those of TF 2
+        self.left: Set[tf.Operation] = set()
         self._owner: tf.Operation = losses[0].op
         ordered = _tf.op_walks.ancestors([loss.op for loss in losses])
         self.before_losses = set(ordered)
+        switches = [op for op in ordered if op.type in SWITCHES and _root(op.inputs[1]).name in values]
+        self._chosen = {_tf.graphs.outermost_frame(op) for op in switches}
         for op in ordered:
             self._owner = op
+            if self._is_left(op):
+                if self._is_within():
+                    raise NotChosen(f"{op.name!r} is in a branch, and depends on a loop or on another conditional")
+                self.left.add(op)
+                continue
             self._visit(op.name, op.node_def, [tensor.name for tensor in op.inputs], len(op.outputs))
         self._copies = self._imported()
         self.batch = list(batch) if open_batch is None else open_batch.tensors
         self.ops = set(self._copies.values()) | set([] if open_batch is None else open_batch.ops)
         self._sources = {copy: self._owners[name] for name, copy in self._copies.items()}
+        taken = [*losses, *(tensor for op in self.left for tensor in op.inputs)]
+        images = [image for image in map(self.image, taken) if image is not None]
+        self.ends = [image for image in images if image.op not in self.left]
         self.conditionals = [self._of_frame(frame) for frame in self._frames]
         self.conditionals += [self._of_call(call) for call in self._calls]
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _is_left(self, op: tf.Operation) -> bool:
+        """Whether an operation that depends on the batch belongs to another loop or conditional, or depends on one."""
+        is_behind = any(tensor.op in self.left for tensor in op.inputs)
+        if is_behind or self._open is not None or op.type not in _tf.op_walks.ENTRANCES:
+            return is_behind
+        keys = [self._aliases.get(tensor.name, tensor.name) for tensor in op.inputs]
+        return not self._is_within() and any(key is None or self._depends(key) for key in keys)
+
+    def _is_within(self) -> bool:
+        """Whether what is visited is within a conditional whose branch is chosen."""
+        frame = _tf.graphs.outermost_frame(self._owner)
+        return frame in self._chosen or (frame is not None and self._open is not None)
+
+    def _depends(self, key: Key) -> bool:
+        return key in self._batch or _tf.graph_parts.name_of(key) in self._protos
 
     def _visit(self, name: str, proto: Any, inputs: Sequence[Key], count: int) -> None:
         taken = [self._aliases.get(key, key) for key in inputs]
@@ -141,9 +171,8 @@ class ChosenBranches:
                 self._values[outputs[0]] = decided[0] != (proto.op == "LogicalNot")
 
     def _copy(self, name: str, proto: Any, keys: List[Key], is_other: bool) -> None:
-        frame = _tf.graphs.outermost_frame(self._owner)
-        depends = any(key in self._batch or _tf.graph_parts.name_of(key) in self._protos for key in keys)
-        is_within = frame is not None or name != self._owner.name
+        depends = any(map(self._depends, keys))
+        is_within = self._is_within() or name != self._owner.name
         if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within):
             return
         if self._owner not in self._of_variables and (

@@ -273,19 +273,20 @@ class _Split:
         self._batch = list(batch) if self._branches is None else self._branches.batch
         self._fed = {tensor.name: tensor for tensor in self._batch}
         users = _tf.op_walks.users_of(self._graph)
-        of_batch = _reached([op for tensor in batch for op in tensor.consumers()], users)
-        self._steps = [op.name for op in _sorted(of_batch) if op.type.startswith(STEPS)]
+        self._of_batch = _reached([op for tensor in batch for op in tensor.consumers()], users)
+        self._steps = [op.name for op in _sorted(self._of_batch) if op.type.startswith(STEPS)]
         ops = _reached([op for tensor in self._batch for op in tensor.consumers()], users)
         self._ops = _sorted(ops if self._branches is None else ops & self._branches.ops)
-        self._depending = set(self._ops)
+        self._left = set() if self._branches is None else self._branches.left
+        self._depending = set(self._ops) | self._left
         operations = self._graph.get_operations()
         variables = _variables(self._graph)
         self._of_variables = _reached(variables, users)
         self._of_values = _reached(variables, users, LENGTHS)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
-        self._not_constant = _reached(not_constant, users)
-        images = [self._image(loss) for loss in self._losses]
-        self._before_losses = set(_tf.op_walks.ancestors([image.op for image in images if image is not None]))
+        self._not_constant = _reached(not_constant, users, LENGTHS)
+        ends_of_losses = self._losses if self._branches is None else self._branches.ends
+        self._before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses]))
         ends = [image.op for image in map(self._image, self._outputs) if image is not None]
         self._before_outputs = set(_tf.op_walks.ancestors(ends))
         self._trusted: Set[tf.Operation] = set()
@@ -593,12 +594,7 @@ class _Split:
         self._require_apart()
         self._require_gain(rows)
         self._frontier = [self._graph.get_tensor_by_name(key) for key in rows]
-        unknown = [tensor.name for tensor in self._frontier if tensor.shape.rank is None]
-        if unknown:
-            raise ValueError(
-                "The number of axes of each tensor that is split must be known: set the shape of what it is computed "
-                f"from. Received: {unknown}. [accum: unknown-shape]"
-            )
+        self._require_shapes([tensor for tensor in self._frontier if tensor.shape.rank is None], "number of axes")
         self._scope = self._graph.get_name_scope() + "/"
         self._images = list({one.name: one for one in map(self._image_of, self._frontier)}.values())
         self._whole = self._total = self._number_of_examples()
@@ -609,6 +605,11 @@ class _Split:
         self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
         self._forward = Part(self._images, list(self._fed.values()), self._is_taken)
         self._sources = [one for one in self._forward.boundary if self._can_be_source(one)]
+        if statistics:  # whose gradients are sums of a known shape; nobody learns data, such as a rate of dropout
+            tensors = [one for one in self._sources if one.dtype != tf.resource]
+            unknown = [one for one in tensors if not one.shape.is_fully_defined()]
+            self._require_shapes([one for one in unknown if one.op in self._of_variables], "shape")
+            self._sources = [one for one in self._sources if all(one is not other for other in unknown)]
         self._sources += [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
         self._is_once = bool(self._given)  # what runs for other values must not wait for gradients
         if statistics:
@@ -629,6 +630,14 @@ class _Split:
                 image = self._image(tensor)
                 if image is not None and image.op in self._inside and tensor.name not in self._fed:
                     self._graph.prevent_feeding(tensor)  # the copies would not see it
+
+    @staticmethod
+    def _require_shapes(unknown: Sequence[tf.Tensor], what: str) -> None:
+        if unknown:
+            raise ValueError(
+                f"The {what} of each tensor that is split must be known: set the shape of what it is computed from. "
+                f"Received: {[tensor.name for tensor in unknown]}. [accum: unknown-shape]"
+            )
 
     def _number_of_examples(self) -> tf.Tensor:
         lengths = [tf.shape(tensor)[0] for tensor in self._batch]
@@ -853,7 +862,8 @@ class _Split:
 
     def _using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
         """Return the operations before the losses that use variables, and those of them that are inside."""
-        using = [op for op in self._ops if op in self._before_losses and self._uses_variable(op)]
+        before = [op for op in self._ops if op in self._before_losses]
+        using = [op for op in [*before, *self._left] if self._uses_variable(op)]
         return using, [op for op in using if op in self._inside]
 
     def share(self) -> float:
@@ -863,7 +873,8 @@ class _Split:
 
     def _uses_variable(self, op: tf.Operation) -> bool:
         """Whether an operation combines examples with what is computed from variables alone."""
-        return any(one.op in self._of_variables and one.op not in self._depending for one in op.inputs)
+        sources = [one.op for one in op.inputs if one.op in self._of_variables]
+        return any(source not in self._depending and source not in self._of_batch for source in sources)
 
     def _shortfall(self) -> str:
         """Return sentences about where examples may meet, and about data that is not in the batch."""
@@ -992,8 +1003,8 @@ class _Split:
 
     def _is_of_losses(self, tensor: tf.Tensor) -> bool:
         is_loss = any(tensor is loss for loss in self._losses)
-        image = self._image_of(tensor)
-        return is_loss or any(op in self._before_losses and op not in self._inside for op in image.consumers())
+        before = self._before_losses if self._branches is None else self._branches.before_losses
+        return is_loss or any(op in before and not self._is_covered(op) for op in tensor.consumers())
 
     def _link_group(
         self, group: Sequence[tf.Tensor], values: Sequence[tf.Tensor], gradients: Optional[Gradients]

@@ -588,6 +588,61 @@ def assert_switched(normalize):
     assert abs(whole[1][-1][0] - whole[1][-2][0]) > 1e-3
 
 
+def normalized_in_a_branch(x):
+    hidden = tf.matmul(tf.reshape(x, [-1, 24]), weight("first", [24, 5]))
+    averages = weight("mean", [5]), tf.exp(weight("deviation", [5]))
+    mean, variance = tf.cond(
+        tf1.placeholder_with_default(True, [], "training"),
+        lambda: tf.nn.moments(hidden, [0]),
+        lambda: tuple(tf.identity(one) for one in averages),
+    )
+    return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+
+
+@pytest.mark.law("L19")
+def test_a_loss_may_loop_over_examples_behind_a_network_that_is_switched(control_flow):
+    def program(x, y):
+        outputs = dense(tf.tanh(normalized_in_a_branch(x)), "last", 1)
+        _, total = tf.while_loop(
+            lambda row, _: row < tf.shape(y)[0],
+            lambda row, total: (row + 1, total + tf.cond(y[row, 0] > 0.5, lambda: outputs[row, 0] ** 2, lambda: 0.0)),
+            (0, 0.0),
+        )
+        loss, metric = unusual_loss(outputs, y)
+        return loss + 0.1 * total, metric
+
+    with warned() as said:
+        ours = trained(program, 6)
+    assert not [text for text in said if "split_batch" in text]
+    assert_same(ours, trained(program), 5e-6)
+
+
+@pytest.mark.law("L19")
+def test_batch_normalisation_may_be_scaled_by_a_number_of_unknown_shape():
+    def program(x, y):
+        hidden = tf.matmul(tf.reshape(x, [-1, 24]), weight("first", [24, 5]))
+        mean, variance = tf.nn.moments(hidden, [0])
+        hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+        hidden *= tf1.placeholder_with_default([0.5], [None], "kept")
+        hidden.set_shape([None, 5])
+        return unusual_loss(dense(hidden, "last", 1), y)
+
+    assert_same(trained(program, 6), trained(program), 5e-6)
+
+
+@pytest.mark.law("L17")
+def test_what_batch_normalisation_combines_with_weights_of_unknown_shape_is_named():
+    x, y = placeholders()
+    kernel = tf.identity(tf1.placeholder_with_default(weight("first", [24, 5]), [24, None]), name="of_any_width")
+    hidden = tf.matmul(tf.reshape(x, [-1, 24]), kernel)
+    hidden.set_shape([None, 5])
+    mean, variance = tf.nn.moments(hidden, [0])
+    hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+    loss = tf.reduce_mean((dense(hidden, "last", 1) - y) ** 2)
+    with pytest.raises(ValueError, match=r"shape of each tensor.*\['of_any_width:0'\].*unknown-shape"):
+        accum.compat.v1.split_batch(loss, (x, y), 6)
+
+
 def with_two_switches(x, name, training, dropping):
     hidden = switched_by_hand(x, name, training)
     hidden = tf.cond(dropping, lambda: tf1.nn.dropout(hidden, rate=0.5), lambda: tf.identity(hidden))
