@@ -227,6 +227,12 @@ changed, and no variable is added.
   another order, they differ by more than 5e-6.
 - **In micro-batches**: how many of the operations that use variables are computed in micro-batches, and how many batch
   normalisations take statistics of the whole batch.
+- **Memory**: the most that a step on 64 examples holds at a time beside the variables, full batch and split, by
+  TensorFlow's trace of a run. With layers this small, an optimizer can need more than the examples do. Empty where
+  the program fixes the size of its batch, or an Estimator runs it. [Benchmarks](../../benchmarks/README.md) have larger
+  networks.
+- **Resumes**: a session that restores the program's checkpoint of before the last step ends with the same bits; or how
+  far off, where sums are in no fixed order.
 - **Rules**: how many of the operations on the batch have a rule that says whether they keep examples apart.
 - **Said**: the first sentence of each warning or, if the batch can't be split, the error.
 - **K runs**: changed lines and agreement of the [K runs](#in-k-runs) below.
@@ -234,7 +240,7 @@ changed, and no variable is added.
 
 """
 SPLIT_COLUMNS = ("Program", "Commit", "What runs", "Changed lines", "Agrees", "As it is", "Variables")
-SPLIT_COLUMNS += ("In micro-batches", "Rules", "Said", "K runs", "accum")
+SPLIT_COLUMNS += ("In micro-batches", "Memory", "Resumes", "Rules", "Said", "K runs", "accum")
 HEAD = """
 ## In K runs
 
@@ -373,15 +379,29 @@ def split_row(name, record):
     head = f"| {name}, {link} | `{found.get('commit', record.get('commit', ''))[:10]}` | {record['what']} |"
     runs = lines_of(record) + f", {record['agreement']:.0e}" if "agreement" in record else ""
     if "failed" in found:
-        return f"{head} | | | | | | {found['failed']} | {runs} | {accum_of(found)} |"
+        return f"{head} | | | | | | | | {found['failed']} | {runs} | {accum_of(found)} |"
     plain = f" ({found['own_as_it_is']:.0e})" if found["as_it_is"] > BAR else ""
     numbers = f"{found['agreement']:.0e} | {found['as_it_is']:.0e}{plain} | {found['variables']}"
     numbers += f", but for {named(found['rounded'])}" if found["rounded"] else ""
     unruled = sum(found["unruled"].values())
     share = f"{found['inside']} of {found['using']}" + (f", {found['statistics']} norms" if found["statistics"] else "")
-    share += f" | {found['operations'] - unruled} of {found['operations']}"
+    share += f" | {memory(found)} | {resumes_split(found)} | {found['operations'] - unruled} of {found['operations']}"
     said = "; ".join(text.split(". ")[0] + "." for text in found["said"])
     return f"{head} {lines_of(found)} | {numbers} | {share} | {said} | {runs} | {accum_of(found)} |"
+
+
+def memory(found):
+    """Return the peaks of a full batch and of a split one, in MB, and their ratio."""
+    if not found.get("peak"):
+        return ""
+    full, split = found["peak_full"], found["peak"]
+    return f"{full / 1e6:.2g} / {split / 1e6:.2g} MB, {split / full:.2f}"
+
+
+def resumes_split(found):
+    if "resumed_off" not in found:
+        return ""
+    return f"{found['resumed_off']:.0e}" if found["resumed_off"] else "yes"
 
 
 def lines_of(record):

@@ -24,6 +24,7 @@ import time
 import warnings
 from unittest import mock
 
+import numpy as np
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 from accum.compat.v1 import _split_batch
@@ -41,6 +42,7 @@ from public_programs._program import MICRO, START, STEPS, K, Splitting, is_tf2, 
 from public_programs._trees import furthest, imported_from, messages_of, only, summed_rows  # noqa: E402
 
 tf1 = tf.compat.v1
+LARGER = 64  # examples of the batch whose memory is measured
 ROUNDING = 5e-6  # what only the order of the examples changes by more is not compared
 AVERAGES = ("global_step", "moving_mean", "moving_variance")
 
@@ -48,12 +50,12 @@ AVERAGES = ("global_step", "moving_mean", "moving_variance")
 class Program(equality._Program):
     """A program that keeps its session, because TensorFlow prepares the graph anew for each."""
 
-    _kept = None
+    _kept, _options = None, {}
 
     @contextlib.contextmanager
     def _session(self):
         if self._kept is None:
-            self._kept = tf1.Session(graph=self._graph)
+            self._kept = tf1.Session(graph=self._graph, **self._options)
         self._kept.run(self._initialize)
         with self._kept.as_default():
             yield self._kept
@@ -123,8 +125,42 @@ class InOrder(Program):
     """A program that is trained as it is, and then once more with its updates in order."""
 
     def put_in_order(self):
-        self._kept = None
         order_updates(self.train_op)
+        config = tf1.ConfigProto()
+        # What thousands of operations wait for takes TensorFlow 1.15 many minutes to rewrite.
+        config.graph_options.rewrite_options.dependency_optimization = rewriter_config_pb2.RewriterConfig.OFF
+        self._kept, self._options = None, {"config": config}
+
+    def resumed(self, first, batches):
+        """Return how a run ends that goes on from a checkpoint, in another session, before its last step."""
+        path = os.path.join(tempfile.mkdtemp(), "at")
+        save(self, first, batches[:-1], path)
+        self._kept = None
+        with self._graph.as_default(), self._session() as session:
+            tf1.train.Saver().restore(session, path)
+            session.run(self.train_op, self._feed(batches[-1]))
+            return session.run(self.variables)
+
+    def peak(self, batch):
+        """Return the most bytes that a step on a batch of 64 holds at a time; None if the graph fixes another size."""
+        options, told = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+        larger = tuple(np.concatenate([array] * (LARGER // (K * MICRO))) for array in batch)
+        with self._session() as session:
+            try:
+                session.run(self.train_op, self._feed(larger), options, told)
+            except (ValueError, tf.errors.InvalidArgumentError):
+                return None
+        held = peak = 0
+        for record in sorted(records_in(told.step_stats), key=lambda record: record.alloc_micros):
+            held += record.alloc_bytes
+            peak = max(peak, held)
+        return peak
+
+
+def records_in(stats):
+    """Return what TensorFlow notes of memory that a run took or gave back."""
+    nodes = (node for device in stats.dev_stats for node in device.node_stats)
+    return [record for node in nodes for allocator in node.memory for record in allocator.allocation_records]
 
 
 def measure_split(name, trees):
@@ -150,7 +186,11 @@ def measure_split(name, trees):
     as_it_is = split.train(first, wholes)
     split.put_in_order()
     ours = split.train(first, wholes)
+    resumed = split.resumed(first, batches)
     record.update(
+        peak=split.peak(batches[0]),
+        peak_full=own.peak(batches[0]),
+        resumed_off=relative(list(first), [resumed], ours[-1:]),
         same_variables=list(split.variables) == list(own.variables),
         agreement=relative(names, ours, expected),
         as_it_is=relative(names, as_it_is, expected),

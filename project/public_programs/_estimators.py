@@ -203,7 +203,9 @@ def measure_split(name, trees, splitting, what_is_split, relative):
     with splitting() as splits:
         split = Program(name, trees[1], 1, start=start)
         as_it_is = split.train()[0]
-    ours, split_losses = Program(name, trees[1], 1, is_ordered=True, start=start).train()
+    ordered = Program(name, trees[1], 1, is_ordered=True, start=start)
+    ours, split_losses = ordered.train()
+    resumed = Program(name, trees[1], 1, is_ordered=True, start=ordered.path(STEPS - 1)).train()[0]
     names = list(expected[0])
     return {
         **what_is_split(splits),
@@ -213,6 +215,7 @@ def measure_split(name, trees, splitting, what_is_split, relative):
         "as_it_is": relative(names, as_it_is, expected),
         "own_as_it_is": relative(names, by_chance, expected),
         "mean_loss": float(max(abs(one - other) for one, other in zip(split_losses, losses))),
+        "resumed_off": relative(names, resumed[-1:], ours[-1:]),
         "moved": furthest(only(names, expected[-1:]), only(names, [values_in(start)])),
         "variables": len(names),
         "rounded": [],
