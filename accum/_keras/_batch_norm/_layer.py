@@ -21,6 +21,7 @@ from accum._engine._statistics import (
     without_bessel,
 )
 from accum._engine._trace import Barrier, Marks
+from accum._keras import _step_context
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._optimizer_calls import Collector
 from accum._tf import Options, Scalar, Wait, tf
@@ -109,8 +110,9 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         internals = internals_of(optimizer)
         self._follow_alone(optimizer)
         internals.add_listener(self)
-        if internals.train_step is not None:
-            internals.train_step.note_moments(self._layer.name)
+        train_step = _step_context.of_optimizer(optimizer).train_step
+        if train_step is not None:
+            train_step.note_moments(self._layer.name)
         return self._accumulator_of_call(number).receive(moments)
 
     def _follow_alone(self, optimizer: tf.keras.optimizers.Optimizer) -> None:

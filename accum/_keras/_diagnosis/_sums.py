@@ -3,6 +3,7 @@
 from typing import Any, Callable, Sequence
 
 from accum import _check, _tf
+from accum._keras import _step_context
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._added_sums import may_have_entries
 from accum._keras._steps._reporting_loss import ReportingLoss
@@ -33,7 +34,7 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
       is_split: whether losses are those of the micro-batches of a batch.
       is_cycle: whether gradients of several batches are averaged.
     """
-    sums, added = model._accum.added_sums, _tf.steps.added_losses(model)
+    sums, added = _step_context.of_model(model).added_sums, _tf.steps.added_losses(model)
     summed = [loss for loss in added if (may_have_entries if sums is None else sums.has_entries)(loss)]
     if not is_cycle and (not is_split or (sums is not None and sums.has_scaled)):
         summed = []

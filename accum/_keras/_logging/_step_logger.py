@@ -125,7 +125,7 @@ class StepLogger(tf.keras.callbacks.Callback):
     def _remove(self) -> None:
         """Take the recorder out of the model, so that training without this callback runs the graph it always ran."""
         if self._recorder is not None:
-            self._recorder.detach()
+            self._recorder.stop()
             self._recorder = None
 
     def on_train_begin(self, logs: Optional[Logs] = None) -> None:

@@ -11,7 +11,7 @@ Everything is added in place, in few operations: each waits for the one before i
 """
 
 import math
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._logging._recorded_sums import StepSums, as_vector, norms_of_micro_batch, squared_norm
 from accum._keras._optimizer._internals import accumulation_of, internals_of
+from accum._keras._step_listener import PartsSeen, StepListener
 from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 ROWS = 4096
@@ -31,13 +32,13 @@ UnfinishedRow = Tuple[Tuple[int, int], np.ndarray]
 """The micro steps and steps so far, and the sums of each replica in the present cycle."""
 
 
-class StepRecorder:
+class StepRecorder(StepListener):
     """Records the steps of one optimizer of one model.
 
     Args:
       model: a compiled Keras model.
       optimizer: its `GradientAccumulateOptimizer`.
-      at_end: function that is called before the recorder is detached, also by another one or after an exception.
+      at_end: function that is called before the recorder stops, also for another one or after an exception.
     """
 
     def __init__(
@@ -47,8 +48,6 @@ class StepRecorder:
         self._optimizer = optimizer
         self._at_end = at_end
         self._unwrapped: Optional[Callable[[Data], Logs]] = None  # a train step that the user has set on a plain model
-        # Replica -> the sums of a batch that was split into micro-batches:
-        self._split_sums: Dict[int, Tuple[tf.Tensor, bool, Optional[tf.Tensor]]] = {}
         self._is_in_batch = False
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(StepSums._fields)
@@ -66,50 +65,42 @@ class StepRecorder:
     def attach(self) -> None:
         """Record the steps of the model from now on, in place of any other recorder."""
         internals = internals_of(self._optimizer)
-        if internals.recorder is not None:
-            internals.recorder.detach()
-        internals.recorder = self
+        for other in [one for one in internals.listeners if isinstance(one, StepRecorder)]:
+            other.stop()
+        internals.listeners.append(self)
         self._begin_within(internals.unfinished_row)
-        own = accumulation_of(self._model)
-        if own is not None:
-            own.recorder = self
-        else:
+        if accumulation_of(self._model) is None:
             self._wrap_train_step()
         self._model.train_function = None  # traced without a recorder
 
     @property
     def is_attached(self) -> bool:
         """Whether no other recorder has taken its place."""
-        return internals_of(self._optimizer).recorder is self
+        return self in internals_of(self._optimizer).listeners
 
     def _wrap_train_step(self) -> None:
         """Record the train step of a plain model."""
         own, function = self._model.__dict__.get("train_step"), self._model.train_step
 
         def recorded_train_step(data: Data) -> Logs:
-            self.begin(data)
-            logs = function(data)
-            self.end(logs)
-            return logs
+            self.begin_batch(data)
+            return self.end_batch(function(data))
 
         self._unwrapped = own
         _tf.models.set_untracked(self._model, "train_step", recorded_train_step)
 
-    def detach(self) -> None:
+    def stop(self) -> None:
         """Record nothing from now on: the model is traced again, as if there had never been a recorder."""
         internals = internals_of(self._optimizer)
-        if internals.recorder is not self:
+        if not self.is_attached:
             return
         try:
             self._at_end()
             internals.unfinished_row = self._unfinished()
         except Exception as error:  # the user sees the one that has ended `fit`
             _check.warn(f"The last steps could not be logged. Received: {error!r}. [accum: step-logger]")
-        internals.recorder = None
-        own = accumulation_of(self._model)
-        if own is not None:
-            own.recorder = None
-        else:
+        internals.listeners.remove(self)
+        if accumulation_of(self._model) is None:
             del self._model.__dict__["train_step"]
             if self._unwrapped is not None:
                 _tf.models.set_untracked(self._model, "train_step", self._unwrapped)
@@ -150,8 +141,7 @@ class StepRecorder:
     # On each replica, in a train step
 
     @_tf.graphs.untouched_by_autograph
-    def begin(self, data: Data) -> None:
-        """Begin a batch. Doing so twice is like once."""
+    def begin_batch(self, data: Data) -> None:
         self._is_in_batch = True
         try:
             examples = _tf.losses.count_examples(data)
@@ -174,31 +164,16 @@ class StepRecorder:
         return tf.where(is_first & (tf.range(len(StepSums._fields)) < _STEPS), float("nan"), vector)
 
     @_tf.graphs.untouched_by_autograph
-    def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
-        """Return what a micro-batch of a batch adds to the sums, a vector that can be added up."""
+    def of_part(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
         return as_vector(norms_of_micro_batch(grads, weight, size, self.compiled))
 
-    @_tf.graphs.untouched_by_autograph
-    def give(self, vector: tf.Tensor, is_weighted: bool, grads: Optional[Sequence[Optional[Gradient]]]) -> None:
-        """Set what the next call of the optimizer on this replica adds: the sums over the micro-batches of its batch.
-
-        Args:
-          vector: the sums.
-          is_weighted: whether the call has a weight, which is the sum of those of the micro-batches.
-          grads: the gradients of the batch in the unit of the sums, if the call may have others; or None.
-        """
-        norm = None if grads is None else squared_norm(grads, self.compiled)
-        self._split_sums[_replicas.replica_number()] = vector, is_weighted, norm
-
-    def _given_sums(self, grads: Sequence[Optional[Gradient]]) -> Optional[StepSums]:
-        vector, is_weighted, norm = self._split_sums.pop(_replicas.replica_number(), (None, None, None))
-        if vector is None:
-            return None
-        sums = StepSums(*tf.unstack(vector))
-        if norm is not None:  # a `LossScaleOptimizer` has divided by its scale
-            unscaled = tf.math.divide_no_nan(squared_norm(grads, self.compiled), norm)
+    def _sums_of_parts(self, grads: Sequence[Optional[Gradient]], parts: PartsSeen) -> StepSums:
+        sums = StepSums(*tf.unstack(parts.sum))
+        if parts.grads is not None:  # a `LossScaleOptimizer` has divided by its scale
+            before = squared_norm(parts.grads, self.compiled)
+            unscaled = tf.math.divide_no_nan(squared_norm(grads, self.compiled), before)
             sums = sums._replace(squares=sums.squares * unscaled)
-        if is_weighted:
+        if parts.is_weighted:
             return sums
         share = tf.math.divide_no_nan(1.0, sums.weight)  # this batch counts 1, whatever its micro-batches count
         return sums._replace(
@@ -210,17 +185,17 @@ class StepRecorder:
         )
 
     @_tf.graphs.untouched_by_autograph
-    def take(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_reduced: bool) -> None:
-        """Add the gradients of one call of the optimizer.
-
-        Args:
-          grads: as the call has them.
-          weight: the weight of the call, or None.
-          is_reduced: whether they are already summed over replicas.
-        """
+    def on_gradients(
+        self,
+        grads: Sequence[Optional[Gradient]],
+        weight: Optional[Scalar],
+        is_reduced: bool,
+        parts: Optional[PartsSeen],
+    ) -> None:
         examples = _replicas.local_variable(self._batch).read_value()
-        sums = self._given_sums(grads)
-        if sums is None:
+        if parts is not None:
+            sums = self._sums_of_parts(grads, parts)
+        else:
             sums = norms_of_micro_batch(grads, weight, examples, self.compiled)
             if weight is None:
                 sums = sums._replace(divisor=1.0 / _replicas.count())
@@ -238,8 +213,7 @@ class StepRecorder:
         return float(getattr(self._optimizer.optimizer, "loss_scale_factor", None) or 1.0)
 
     @_tf.graphs.untouched_by_autograph
-    def on_step(self, grads_and_vars: GradsAndVars) -> List[Wait]:
-        """Record the step that the inner optimizer makes with these gradients. Returns what to wait for."""
+    def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
         inner = self._optimizer.optimizer
         norm = squared_norm([grad for grad, _ in grads_and_vars], self.compiled) / self._scale**2
         sums = StepSums(
@@ -251,19 +225,8 @@ class StepRecorder:
         return [self._add(as_vector(sums))]
 
     @_tf.graphs.untouched_by_autograph
-    def on_passthrough_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
-        """Record the step of an optimizer that does not accumulate. Returns its gradients, and whether reduced."""
-        if not is_reduced and _replicas.count() > 1:
-            summed = _replicas.sum_gradients(grads_and_vars)
-            self.on_step(summed)
-            sums_now = _tf.inner_optimizer.sums_before_all_else(self._optimizer.optimizer)
-            return (summed, True) if sums_now else (grads_and_vars, False)
-        self.on_step(grads_and_vars)
-        return grads_and_vars, is_reduced
-
-    @_tf.graphs.untouched_by_autograph
-    def end(self, logs: Logs) -> None:
-        """End a batch: add its loss, and go on to the next row if its cycle has ended."""
+    def end_batch(self, logs: Logs) -> Logs:
+        """Add the loss of the batch, and go on to the next row if its cycle has ended. Returns the same logs."""
         examples = _replicas.local_variable(self._batch).read_value()
         before, now = _replicas.local_variable(self._losses), self._losses_so_far()
         change = now - before.read_value()
@@ -279,6 +242,7 @@ class StepRecorder:
             is_over = tf.cast(tf.equal(self._optimizer.micro_step, 0), tf.float32)
             _replicas.local_variable(self._cycles).assign_add(is_over, read_value=False)
         self._is_in_batch = False
+        return logs
 
     def _losses_so_far(self) -> tf.Tensor:
         """Return the sum and the weight of the losses in this epoch, from the metrics that track them."""
@@ -310,7 +274,7 @@ class StepRecorder:
             part.assign(tf.zeros_like(part))
 
     def end_cycle(self) -> None:
-        """Go on to the next row, if something other than a batch has ended an unfinished cycle."""
+        """Go on to the next row, unless nothing was recorded in this one."""
         if not tf.executing_eagerly() or self._is_in_batch:
             return
         present = int(self._parts(self._cycles)[0].numpy())

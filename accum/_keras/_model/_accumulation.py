@@ -6,18 +6,12 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._model._options import ModelOptions
 from accum._keras._model._size_in_use import LargestBatch, SizeInUse
-from accum._keras._steps._added_sums import AddedSums
 from accum._keras._steps._one_pass import kind_of, what_is_known_to_see_it, what_sees_the_batch
 from accum._keras._steps._whole_batch import Traces
 from accum._tf import Data, Nested, Scalar, tf
 
 if TYPE_CHECKING:
-    from accum._keras._logging._step_recorder import StepRecorder
-    from accum._keras._steps._losses_over_replicas import ReplicaLosses
-    from accum._keras._steps._step_metrics import StepMetrics
     from accum._keras._steps._update_gate import GateVariables
-    from accum._keras._steps._whole_batch import WholeBatchCalls
-    from accum._keras._tokens._trimmed_time import TrimmedTime
 
 
 class WeightVariable:
@@ -71,7 +65,7 @@ class WeightVariable:
 
 
 class ModelAccumulation:
-    """What a model accumulates by, and the state of its current step. It is the only attribute that a model gets.
+    """What a model accumulates by, as long as it lives. It is the only attribute that a model gets.
 
     Args:
       options: `ModelOptions`.
@@ -94,12 +88,7 @@ class ModelAccumulation:
       wrapped: {id of an optimizer: (itself, the one around it)} since the last `compile`.
       seen: optimizers that a train step has called.
       called_by_functions: those that it has called in a `tf.function` of its own.
-      calls: {number of a replica: what stands in for the calls of the model in the current step}.
-      recorder: the `StepRecorder` of the current `fit`, or None.
-      step_metrics: the `StepMetrics` of the current micro-batch, or None.
-      trimmed: the `TrimmedTime` of the current micro-batch, or None.
       gate_variables: the `GateVariables` of "auto", or None.
-      added_sums: the `AddedSums` of the current micro-batch, or None.
       probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
@@ -132,11 +121,6 @@ class ModelAccumulation:
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
-        self.calls: Dict[int, "WholeBatchCalls"] = {}
-        self.recorder: Optional["StepRecorder"] = None
-        self.step_metrics: Optional["StepMetrics"] = None
-        self.trimmed: Optional["TrimmedTime"] = None
-        self.added_sums: Optional[AddedSums] = None
         self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
@@ -232,19 +216,6 @@ class ModelAccumulation:
         if self.start_of_seed is None:
             with tf.init_scope():
                 self.start_of_seed = _tf.variables.new_counter("start_of_seed", [2])
-
-    def call_in_step(self) -> Optional["WholeBatchCalls"]:
-        """Return what stands in for a call of the model on this replica, or None."""
-        return self.calls.get(_replicas.replica_number()) if self.calls else None
-
-    def replica_losses(self) -> Optional["ReplicaLosses"]:
-        """Return what computes the losses of the current step over the outputs of several replicas, or None."""
-        whole = self.call_in_step()
-        return None if whole is None else whole.replica_losses
-
-    def trimmed_time(self) -> Optional["TrimmedTime"]:
-        """Return the time axis of the current micro-batch, or None if nothing is trimmed."""
-        return self.trimmed
 
     def warn_if_none_was_split(self, strategy: tf.distribute.Strategy) -> None:
         """Warn if no batch has been larger than a micro-batch. Looks once, as a value from a device is waited for."""

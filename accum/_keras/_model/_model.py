@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
+from accum._keras import _step_context
 from accum._keras._callbacks import FlushCallback
 from accum._keras._diagnosis._sums import warn_of_inexact_loss, warn_of_summed_activities
 from accum._keras._model._accumulation import ModelAccumulation
@@ -20,7 +21,7 @@ from accum._keras._model._optimizers import ModelOptimizers, replaced_within
 from accum._keras._model._options import ModelOptions
 from accum._keras._model._size_in_use import SizeInUse, batches_of_fit
 from accum._keras._optimizer._internals import accumulation_of, internals_of
-from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
 from accum._keras._steps._model_steps import ModelSteps, with_variables_ahead
 from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._reporting_loss import ReportingLoss
@@ -460,8 +461,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         except BaseException:
             if self._accum.optimizers is not None:
                 ending.end_interrupted_cycle_of(self)
-            if self._accum.recorder is not None:
-                self._accum.recorder.detach()
+            for listener in listeners_of(self):
+                listener.stop()
             raise
 
     def train_on_batch(self, *args: object, **kwargs: object) -> Any:
@@ -594,9 +595,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         return getattr(self, name)
 
     def __call__(self, *args: object, **kwargs: object) -> Nested:
-        own = accumulation_of(self)
-        call, whole = super().__call__, None if own is None else own.call_in_step()
-        return call(*args, **kwargs) if whole is None else whole.of_model(call, args, kwargs)
+        call, calls = super().__call__, _step_context.of_model(self).calls
+        return call(*args, **kwargs) if calls is None else calls.of_model(call, args, kwargs)
 
     def _keep_loss(self) -> None:
         """Watch a `compute_loss` of the user's, or let it see the outputs of several replicas.
@@ -612,7 +612,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         _tf.models.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
     def _watched_loss(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-        losses = self._accum.replica_losses()
+        losses = _step_context.of_model(self).replica_losses
         if losses is not None:
             return losses.of_user(own, args, kwargs)
         total = own(*args, **kwargs)
@@ -624,9 +624,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     @property
     def metrics(self) -> List[tf.keras.metrics.Metric]:
         metrics = super().metrics
-        own = accumulation_of(self)
-        if own is not None and own.step_metrics is not None:
-            own.step_metrics.watch(metrics)
+        of_step = _step_context.of_model(self).metrics
+        if of_step is not None:
+            of_step.watch(metrics)
         return metrics
 
     # ------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import functools
 import inspect
 from typing import Callable, Dict, List, Tuple
 
@@ -99,14 +98,7 @@ class ModelOptimizers:
         if not (weighs or splits or _tf.losses.zero_if_all_are_ignored(container)):
             return
         report = self._own.weight.replace if weighs else None
-        watched = ReportingLoss(
-            container,
-            report,
-            self._own.replica_losses,
-            functools.partial(_tf.steps.added_losses, self._model),
-            lambda: self._own.added_sums,
-            self._own.trimmed_time,
-        )
+        watched = ReportingLoss(self._model, container, report)
         _tf.models.set_untracked(self._model, _tf.losses.LOSS_CONTAINER, watched)
 
 

@@ -82,9 +82,8 @@ class KerasAdapter(OptimizerAdapter):
         if transform is not None:
             pairs = list(transform(pairs))
             _check.pairs(self.unwrapped(pairs))
-        recorder = internals_of(self._wrapper).recorder
-        recorded = [] if recorder is None else recorder.on_step(grads_and_vars)
-        with tf.control_dependencies(recorded), _tf.inner_optimizer.without_sum_of_one(self._wrapper.optimizer):
+        told = internals_of(self._wrapper).tell_of_update(grads_and_vars)
+        with tf.control_dependencies(told), _tf.inner_optimizer.without_sum_of_one(self._wrapper.optimizer):
             return _tf.inner_optimizer.awaited(_tf.inner_optimizer.apply(self._wrapper.optimizer, pairs, replicas))
 
     def steps(self) -> tf.Tensor:

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._gradients import count_nonfinite
+from accum._keras import _step_context
 from accum._tf import Gradient, GradsAndVars, Wait, tf
 from accum._tf.types import LearningRate, LossOrFunction, VariablesOrFunction
 
@@ -43,9 +44,9 @@ class _Interface(_tf.tracking.TrackedAsInner):
         only, and then calls `apply_gradients` as if they were reduced.
         """
         listed = list(grads_and_vars)
-        train_step = self.__dict__["_internals"].train_step
-        if train_step is not None and train_step.collector is not None:  # in a loop, where nothing may communicate
-            train_step.collector.shares_overflow.append(id(self))
+        collector = _step_context.of_optimizer(self).collector  # type: ignore[arg-type]
+        if collector is not None:  # in a loop, where nothing may communicate
+            collector.shares_overflow.append(id(self))
             return listed
         self._handed_back.add(_replicas.replica_number())
         grads = [grad for grad, _ in listed]

@@ -1,7 +1,8 @@
 """What a `GradientAccumulateOptimizer` knows beside the methods of an optimizer: its `Internals`."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+import itertools
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -10,13 +11,13 @@ from accum._clipping._transform import act_alike
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._interfaces import CycleListener
-from accum._tf import Gradient, Options, Scalar, tf
+from accum._keras import _step_context
+from accum._keras._step_listener import StepListener
+from accum._tf import Gradient, GradsAndVars, Options, Scalar, Wait, tf
 
 
 class Internals:
     """The package-internal interface of one `GradientAccumulateOptimizer`, returned by `internals_of`.
-
-    What it holds of classes that stand on it, such as `TrainStep` and `StepRecorder`, is of type Any.
 
     Args:
       optimizer: the `GradientAccumulateOptimizer`.
@@ -26,13 +27,10 @@ class Internals:
         self._optimizer = optimizer
         # Replica -> default weight of its current micro-batch, and whether it is the user's own:
         self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
-        self._train_steps: Dict[int, Any] = {}  # replica -> the `TrainStep` that it is in
         self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
         self.looks_for_changes = True  # of gradients, until a warning has named some
-        self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
-        self.recorder: Any = None  # the `StepRecorder` of a `StepLogger`, or None
-        # What the recorder before it has left of the present cycle:
-        self.unfinished_row: Any = None
+        self.listeners: List[StepListener] = []
+        self.unfinished_row: Any = None  # what a `StepRecorder` among them has left of the present cycle
 
     @property
     def cycle(self) -> Cycle:
@@ -109,6 +107,18 @@ class Internals:
                 _check.InexactWarning,
             )
 
+    def tell_of_gradients(
+        self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_reduced: bool
+    ) -> None:
+        """Tell listeners of the gradients, weighted or not, with which this optimizer is called."""
+        seen = _step_context.of_optimizer(self._optimizer).parts
+        for listener, parts in itertools.zip_longest(self.listeners, seen):
+            listener.on_gradients(grads, weight, is_reduced, parts)
+
+    def tell_of_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
+        """Tell listeners of an update by these gradients of all replicas. Returns what it waits for."""
+        return [wait for listener in self.listeners for wait in listener.on_update(grads_and_vars)]
+
     def expect(self, model: tf.keras.Model) -> None:
         """Allow the next micro step to bring a different list of variables: those that `model` trains now."""
         if self.cycle.is_built:
@@ -156,36 +166,6 @@ class Internals:
             yield
         finally:
             self._weights[replica] = before
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether gradients may be summed over workers while others are still computed."""
-        return _replicas.replica_number() in self._overlapping
-
-    @contextlib.contextmanager
-    def overlapping(self) -> Iterator[None]:
-        """Let this replica's micro steps in this context sum gradients as they are computed."""
-        self._overlapping.add(_replicas.replica_number())
-        try:
-            yield
-        finally:
-            self._overlapping.discard(_replicas.replica_number())
-
-    @contextlib.contextmanager
-    def within(self, train_step: Any) -> Iterator[None]:
-        """Report the micro steps that this replica makes in this context to `train_step`, a `TrainStep`."""
-        replica = _replicas.replica_number()
-        before = self._train_steps.get(replica)
-        self._train_steps[replica] = train_step
-        try:
-            yield
-        finally:
-            self._train_steps[replica] = before
-
-    @property
-    def train_step(self) -> Any:
-        """The `TrainStep` that this replica is in, or None."""
-        return self._train_steps.get(_replicas.replica_number())
 
 
 def is_accumulating(optimizer: tf.keras.optimizers.Optimizer) -> bool:

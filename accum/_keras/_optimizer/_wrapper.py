@@ -13,9 +13,11 @@ from accum import _check, _config, _tf
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._cycle_state import make_plan
+from accum._keras import _step_context
 from accum._keras._optimizer._adapter import KerasAdapter
 from accum._keras._optimizer._families import concrete_class
 from accum._keras._optimizer._internals import Internals, accumulation_of
+from accum._keras._step_listener import StepListener
 from accum._tf import Gradient, GradsAndVars, Scalar, Transform, Wait, tf
 from accum._tf.types import (
     AccumSteps,
@@ -162,7 +164,7 @@ class GradientAccumulateOptimizer:
         del name
         user_pairs = list(grads_and_vars)
         listed = self._adapter.unwrapped(user_pairs)
-        train_step = self._internals.train_step
+        train_step = _step_context.of_optimizer(self).train_step
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
             self._internals.warn_of_batch_norms()
@@ -189,15 +191,14 @@ class GradientAccumulateOptimizer:
         self.__dict__["_has_run"] = True
         listed = _check.pairs(listed)
 
-        def record() -> None:
-            if self._internals.recorder is not None:
-                self._internals.recorder.take([grad for grad, _ in listed], weight, is_reduced)
+        def tell() -> None:
+            self._internals.tell_of_gradients([grad for grad, _ in listed], weight, is_reduced)
 
         if self._cycle.is_passthrough and weight is None and not self._cycle.is_built:
-            record()
+            tell()
             return self._apply_passthrough(listed, is_reduced)
         self._internals.warn_of_changed_gradients([grad for grad, _ in listed if grad is not None])
-        return self._returned(self._cycle.micro_step(listed, weight, is_reduced, record))
+        return self._returned(self._cycle.micro_step(listed, weight, is_reduced, tell))
 
     def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:
         return self.apply_gradients(grads_and_vars, weight=weight, **options)
@@ -285,8 +286,8 @@ class GradientAccumulateOptimizer:
             if self._cycle.strategy and not tf.distribute.has_strategy():
                 stack.enter_context(self._cycle.strategy.scope())
             result = function()
-        if self._internals.recorder is not None:
-            self._internals.recorder.end_cycle()
+        for listener in self._internals.listeners:
+            listener.end_cycle()
         self._internals.unfinished_row = None
         return result
 
@@ -294,10 +295,13 @@ class GradientAccumulateOptimizer:
         with tf.init_scope():
             self._adapter.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
-        if self._internals.recorder is not None:
-            listed, is_reduced = self._internals.recorder.on_passthrough_step(listed, is_reduced)
-        if self._internals.overlaps and not is_reduced and _tf.inner_optimizer.sums_before_all_else(self._inner):
-            listed, is_reduced = _replicas.sum_gradients(listed), True
+        reduced, sums_now = listed, _tf.inner_optimizer.sums_before_all_else(self._inner)
+        overlaps = _step_context.of_optimizer(self).overlaps and sums_now
+        if not is_reduced and _replicas.count() > 1 and (overlaps or self._internals.listeners):
+            reduced = _replicas.sum_gradients(listed)
+            if sums_now:
+                listed, is_reduced = reduced, True
+        self._internals.tell_of_update(reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
@@ -357,8 +361,7 @@ class GradientAccumulateOptimizer:
         Raises:
           ValueError: a train step that runs once per micro-batch of a split batch reads it, before there is a step.
         """
-        train_step = self._internals.train_step
-        if train_step is not None and train_step.collector is not None:
+        if _step_context.of_optimizer(self).collector is not None:
             raise ValueError(
                 "`has_stepped` is not known while a train step runs on the micro-batches of a batch: the optimizer "
                 "makes its step after all of them. Do what follows a step in a callback (`on_train_batch_end`), or "
@@ -520,6 +523,13 @@ def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOpt
     several = map(accumulating_optimizer, wrapped_by(model) or [model.optimizer])
     # One may be there twice, if it is kept alone and in the `LossScaleOptimizer` that Keras puts around it.
     return list({id(optimizer): optimizer for optimizer in several}.values())
+
+
+def listeners_of(model: tf.keras.Model) -> List[StepListener]:
+    """Return those that see the steps of an accumulating model."""
+    if not wrapped_by(model):
+        return []
+    return [one for optimizer in accumulating_optimizers(model) for one in optimizer._internals.listeners]
 
 
 def wrapped_by(model: tf.keras.Model) -> Optional[List[tf.keras.optimizers.Optimizer]]:

@@ -16,7 +16,7 @@ from accum._engine._micro_batches import Batch, Size
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._optimizer._internals import internals_of
-from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
 from accum._keras._steps._batch_draws import BatchDraws
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._user_steps import UserSteps
@@ -86,12 +86,12 @@ class ModelSteps(UserSteps):
         own = self.model._accum
         if own.size.fixed is not None:
             own.largest_batch.note(Batch(data).count)
-        recorder = own.recorder
-        if recorder is None:
-            return self._step("train_step", data).train(data)
-        recorder.begin(data)
+        listeners = listeners_of(self.model)
+        for listener in listeners:
+            listener.begin_batch(data)
         logs = self._step("train_step", data).train(data)
-        recorder.end(logs)
+        for listener in listeners:
+            logs = listener.end_batch(logs)
         return logs
 
     @_tf.graphs.run_as_written

@@ -9,6 +9,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._statistics import Moments
+from accum._keras import _step_context
 from accum._keras._optimizer._internals import Internals, internals_of, is_accumulating
 from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 
@@ -162,11 +163,10 @@ class TrainStep:
         return [optimizer for optimizer, _ in self._calls.values()]
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the optimizers that are called in this context."""
+    def watching(self, model: tf.keras.Model) -> Iterator[None]:
+        """Watch the optimizers that are called in this context, in which the train step of `model` runs."""
         with self._stack as stack:
-            for optimizer in self._optimizers:
-                stack.enter_context(internals_of(optimizer).within(self))
+            stack.enter_context(_step_context.entering(model, optimizers=self._optimizers, train_step=self))
             stack.enter_context(_tf.watching.watching_optimizers(self._see))
             yield
 

@@ -32,7 +32,7 @@ from accum._keras._diagnosis._moved_state import warn_of_batch_norms
 from accum._keras._diagnosis._sums import warn_of_unlike_losses
 from accum._keras._model._size_in_use import WHOLE_BATCH
 from accum._keras._optimizer._internals import internals_of
-from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
 from accum._keras._steps._batch_draws import counters_of
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._model_steps import create_variables_ahead
@@ -502,8 +502,8 @@ class AutoSizedSteps:
         """Return {LOGS: those of a step}, or if gradients and update are two functions, {SUMS: what `apply` takes}."""
         data, replica, own = _first_examples(data, examples), _replicas.replica_number(), self._model._accum
         step = self._steps[replica] = own.steps.for_size(size, "train_step", data)
-        if own.recorder is not None and not is_trial:
-            own.recorder.begin(data)
+        for listener in [] if is_trial else listeners_of(self._model):
+            listener.begin_batch(data)
         if not isinstance(step, WholeBatchStep) or not self._is_alone():
             return {SUMS: step.gradients(data)}
         step.refuse_loss_scale_on_replicas()
@@ -519,8 +519,8 @@ class AutoSizedSteps:
         return self._ended(self._steps[_replicas.replica_number()].apply(totals))
 
     def _ended(self, logs: Logs) -> Logs:
-        if self._model._accum.recorder is not None:
-            self._model._accum.recorder.end(logs)
+        for listener in listeners_of(self._model):
+            logs = listener.end_batch(logs)
         _tf.steps.count_batch(self._model, "_train_counter", logs)
         return logs
 

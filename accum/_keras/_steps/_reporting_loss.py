@@ -1,31 +1,25 @@
 """A `ReportingLoss` reports the number by which a loss divides, each time that it is computed (law L5)."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._keras._steps._added_sums import AddedSums, is_of_no_example, sources
+from accum._keras import _step_context
+from accum._keras._steps._added_sums import is_of_no_example, sources
 from accum._tf import Nested, tf
 from accum._tf.types import KerasContainer
-
-if TYPE_CHECKING:
-    from accum._keras._steps._losses_over_replicas import ReplicaLosses
-    from accum._keras._tokens._trimmed_time import TrimmedTime
 
 
 class ReportingLoss:
     """Wrap Keras' container of compiled losses, and report their denominator if it is not the number of examples.
 
     Args:
+      model: a `GradientAccumulateModel`.
       container: the container that Keras' `compile` made; all other attributes are read from it.
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
-      over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
-      added: function that returns the losses that layers have added.
-      sums: function that returns the `AddedSums` of the current micro-batch, or None.
-      trimmed: function that returns the `TrimmedTime` of the current micro-batch, or None.
 
     Attributes:
       container: the same.
@@ -34,20 +28,11 @@ class ReportingLoss:
     """
 
     def __init__(
-        self,
-        container: KerasContainer,
-        report: Optional[Callable[[tf.Tensor], None]],
-        over_replicas: Callable[[], Optional["ReplicaLosses"]],
-        added: Callable[[], Sequence[tf.Tensor]],
-        sums: Callable[[], Optional["AddedSums"]],
-        trimmed: Callable[[], Optional["TrimmedTime"]],
+        self, model: tf.keras.Model, container: KerasContainer, report: Optional[Callable[[tf.Tensor], None]]
     ) -> None:
+        self._model = model
         self.container = container
         self._report = report
-        self._over_replicas = over_replicas
-        self._added = added
-        self._sums = sums
-        self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
         # Replica -> what calls in its current train step have reported and returned.
@@ -79,19 +64,19 @@ class ReportingLoss:
     def __call__(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
     ) -> tf.Tensor:
-        sums, name = self._sums(), "regularization_losses"  # in Keras 2, which passes it by name
+        context, name = _step_context.of_model(self._model), "regularization_losses"  # in Keras 2, passed by name
+        sums = context.added_sums
         if sums is not None and kwargs.get(name):
             kwargs[name] = [sums.of_batch(loss) for loss in kwargs[name]]  # type: ignore[attr-defined]
-        over_replicas = self._over_replicas()
-        if over_replicas is None:
+        if context.replica_losses is None:
             return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
-        with over_replicas.compiled(self.container, y_true, y_pred, sample_weight) as gathered:
+        with context.replica_losses.compiled(self.container, y_true, y_pred, sample_weight) as gathered:
             return self._computed(*gathered, *args, **kwargs)
 
     def _computed(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested, *args: object, **kwargs: object
     ) -> tf.Tensor:
-        trimmed = self._trimmed()
+        trimmed = _step_context.of_model(self._model).trimmed
         changed = _tf.losses.zero_if_all_are_ignored(self.container) if trimmed is None else trimmed.scaled
         if self._report is None and changed is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
@@ -110,7 +95,7 @@ class ReportingLoss:
                 if not _divide_alike([one for before, _ in reported for one in before] + counted):
                     self.unlike = {"compiled losses": "elements that count", "their second call": "other elements"}
                 reported.append((counted, total))
-        if self._added():
+        if _tf.steps.added_losses(self._model):
             named.append(("losses that layers add", None))
         if not _divide_alike([one for _, one in named]):
             self.unlike = {name: "examples" if one is None else "elements that count" for name, one in named}

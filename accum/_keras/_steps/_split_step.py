@@ -25,10 +25,12 @@ from accum._engine._micro_batches import (
     gradient_sum,
 )
 from accum._engine._statistics import Moments
+from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._diagnosis._moved_state import StateWatch, warn_of_batches_in_prediction
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
+from accum._keras._step_listener import PartsSeen
 from accum._keras._steps._added_sums import AddedSums
 from accum._keras._steps._batch_draws import BatchDraws, warn_of_eager_draws
 from accum._keras._steps._optimizer_calls import Call, Collector
@@ -162,9 +164,9 @@ class SplitStep:
                 logs, weight = self._steps.run_train(part, self._collector)
             if watch is not None:
                 watch.warn_of_changes()
-            calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
+            calls = [self._parts_of(call, index is FIRST) + [self._seen(call, index)] for call in self._collector.calls]
             moments = [Pooled(*pooled) for pooled, _ in self._collector.moments]
-            return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index)]
+            return [calls, moments, self._metrics.parts(logs, weight, sums)]
 
         totals = self._over_micro_batches(micro_batch, data, is_training=True)
         if sums and self._model.losses:
@@ -183,21 +185,15 @@ class SplitStep:
         if self._steps.sums_losses or not own.options.weighs_as_keras:
             yield
             return
-        own.added_sums = AddedSums(self._count_at(index), self._total)
-        try:
-            with _tf.steps.changing_added_losses(self._model, own.added_sums.of_batch):
+        sums = AddedSums(self._count_at(index), self._total)
+        with _step_context.entering(self._model, added_sums=sums):
+            with _tf.steps.changing_added_losses(self._model, sums.of_batch):
                 yield
-        finally:
-            own.added_sums = None
 
-    def _norms(self, index: Index) -> Optional[Sum]:
-        """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
-        recorder = self._model._accum.recorder
-        if recorder is None or not self._collector.calls:
-            return None
-        call = self._collector.calls[0]
-        grads = [grad for grad, _ in call.grads_and_vars]
-        return Sum(recorder.sums_of(grads, call.weight, self._count_at(index)))
+    def _seen(self, call: Call, index: Index) -> List[Sum]:
+        """Return what each listener of an optimizer has seen of its call for a micro-batch."""
+        grads, listeners = [grad for grad, _ in call.grads_and_vars], internals_of(call.optimizer).listeners
+        return [Sum(listener.of_part(grads, call.weight, self._count_at(index))) for listener in listeners]
 
     def _check_layers(self) -> None:
         synchronized = [layer.name for layer in _tf.batch_norm.batch_norms_over_replicas(self._model)]
@@ -239,25 +235,25 @@ class SplitStep:
         inner = _tf.optimizers.without_loss_scale(optimizer)
 
         def take(grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]], apply: Callable[..., Wait]) -> None:
-            internals_of(inner).train_step.note(inner)
+            _step_context.of_optimizer(inner).train_step.note(inner)
             collector.take(inner, grads_and_vars, None, apply)
 
         return _tf.steps.intercepting_loss_scale(optimizer, take)
 
     def apply(self, totals: Nested) -> Logs:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
-        calls, moments, metrics, norms = totals
+        calls, moments, metrics = totals
         # If computing one of them fails, nothing has moved, and the same batch can be tried again.
         everything = _waits_for(totals)
         # Where gradients are summed as they are computed, the optimizer waits for them itself.
-        before = _waits_for([metrics, [weights for _, *weights in calls]]) if self._overlaps else everything
+        before = _waits_for([metrics, [others for _, *others in calls]]) if self._overlaps else everything
         with tf.control_dependencies(before), batch_norm_following(
             accumulating_optimizers(self._model)[0], self._model
         ), self._without_sums_of_one():
             for (_, receive), whole in zip(self._collector.moments, moments):
                 receive(Moments(*whole))
-            for call, (grads, share, weight) in zip(self._collector.calls, calls):
-                self._apply_call(call, grads, share, weight, norms)
+            for call, (grads, share, weight, seen) in zip(self._collector.calls, calls):
+                self._apply_call(call, grads, share, weight, seen)
         with tf.control_dependencies(everything):
             return self._metrics.finish(metrics)
 
@@ -278,7 +274,7 @@ class SplitStep:
         return _replicas.count() > 1
 
     def _apply_call(
-        self, call: Call, totals: Nested, share: tf.Tensor, weight: tf.Tensor, norms: Optional[tf.Tensor]
+        self, call: Call, totals: Nested, share: tf.Tensor, weight: tf.Tensor, seen: List[tf.Tensor]
     ) -> None:
         sums = self._steps.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
@@ -295,19 +291,18 @@ class SplitStep:
             pairs = [
                 (None if grad is None else _tf.inner_optimizer.scale_gradient(grad, factor), var) for grad, var in pairs
             ]
-        if norms is not None:
-            is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
-            recorder = self._model._accum.recorder
-            recorder.give(norms, is_weighted or call.has_own_weight, grads if is_scaled else None)
+        is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
+        is_sum = is_weighted or call.has_own_weight
+        parts = [PartsSeen(one, is_sum, grads if is_scaled else None) for one in seen]
         if id(call.optimizer) in self._collector.shares_overflow:
             pairs = call.optimizer._hand_back(pairs)
-        if call.has_own_weight:
-            call.apply(pairs, weight)
-            return
-        current = self._model._accum.weight.begin(weight) if is_weighted else None
-        internals = internals_of(call.optimizer)
-        with internals.weighing(current), internals.overlapping() if self._overlaps else contextlib.ExitStack():
-            call.apply(pairs)
+        with _step_context.entering(self._model, optimizers=[call.optimizer], overlaps=self._overlaps, parts=parts):
+            if call.has_own_weight:
+                call.apply(pairs, weight)
+                return
+            current = self._model._accum.weight.begin(weight) if is_weighted else None
+            with internals_of(call.optimizer).weighing(current):
+                call.apply(pairs)
 
     # ------------------------------------------------------------------------------------------------------------
     # Evaluation and prediction

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine._gradients import divided, weighted
 from accum._engine._micro_batches import Size, Sum
+from accum._keras import _step_context
 from accum._keras._steps._metric_updates import (
     MetricUpdate,
     are_counts,
@@ -64,8 +65,7 @@ class StepMetrics:
     def watching(self) -> Iterator[None]:
         """Watch the metrics of the model in this context."""
         with contextlib.ExitStack() as self._stack:
-            self._model._accum.step_metrics = self
-            self._stack.callback(setattr, self._model._accum, "step_metrics", None)
+            self._stack.enter_context(_step_context.entering(self._model, metrics=self))
             if self._graph is None:
                 self._stack.enter_context(self._tape)
             for container in _tf.steps.containers_of(self._model):
@@ -111,7 +111,7 @@ class StepMetrics:
 
         def update(*args: Any, **kwargs: Any) -> Wait:
             args, kwargs = unstacked(metric, *by_position(metric, args, kwargs))
-            trimmed = self._model._accum.trimmed
+            trimmed = _step_context.of_model(self._model).trimmed
             if trimmed is not None:
                 trimmed.warn_of_metric(metric, args, kwargs)
             waiting = None if self._is_elsewhere() else update_of(metric, args, kwargs, self._count)

@@ -63,7 +63,7 @@ class UserSteps:
                 if collector is not None or not (model._accum.whole_batch and internals_of(optimizer).is_passthrough):
                     stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], model, collector))
-            stack.enter_context(train_step.watching())
+            stack.enter_context(train_step.watching(model))
             container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
             if isinstance(container, ReportingLoss):
                 stack.enter_context(container.of_train_step())

@@ -18,6 +18,7 @@ from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor
 from accum._engine._segments import Segments, segments_of, whole_call
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable
+from accum._keras import _step_context
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._diagnosis._moved_state import names_of_moved, warn_of_moved
 from accum._keras._optimizer._internals import internals_of
@@ -621,40 +622,36 @@ class WholeBatchStep(SplitStep):
     def _calling(self, name: str, data: Data) -> Iterator[None]:
         """Let calls of the model be split in this context, in the step `name` of a batch."""
         count = Batch(data).count
-        model, replica = self._model, _replicas.replica_number()
+        model = self._model
         optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
 
         def weight() -> Optional[Scalar]:
-            train_step = internals_of(optimizers[0]).train_step if optimizers else None
+            train_step = _step_context.of_model(model).train_step
             if train_step is not None and train_step.weight_of_replica is not None:
                 return read_weight(train_step.weight_of_replica)
             accumulating = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_passthrough]
             return internals_of(accumulating[0]).weight if accumulating else None
 
-        calls = model._accum.calls
         is_training = name == "train_step"
         draws = BatchDraws(model, count, self._compiled, is_training)
-        calls[replica] = WholeBatchCalls(model, self._size, weight, is_training, draws)
-        try:
-            with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls[replica].of_layer):
-                with self._naming_kept_tensors(f"{_tf.models.name_of_class(model)}.{name}"):
-                    yield
-            if not calls[replica].is_used:
-                self._warn_of_none(f"{_tf.models.name_of_class(model)}.{name}")
-            losses = calls[replica].replica_losses
-            if (
-                name == "train_step"
-                and losses is not None
-                and not losses.is_used
-                and not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step")
-            ):
-                raise ValueError(
-                    f"`{_tf.models.name_of_class(model)}.train_step` computes a loss that can't be computed over the "
-                    "outputs of all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
-                    "`replicas_per_group={'loss': 1}`, with which each replica computes its own. [accum: replicas-loss]"
-                )
-        finally:
-            del calls[replica]
+        step = f"{_tf.models.name_of_class(model)}.{name}"
+        calls = WholeBatchCalls(model, self._size, weight, is_training, draws)
+        with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls.of_layer):
+            with _step_context.entering(model, calls=calls), self._naming_kept_tensors(step):
+                yield
+        if not calls.is_used:
+            self._warn_of_none(step)
+        if (
+            name == "train_step"
+            and calls.replica_losses is not None
+            and not calls.replica_losses.is_used
+            and not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step")
+        ):
+            raise ValueError(
+                f"`{step}` computes a loss that can't be computed over the "
+                "outputs of all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
+                "`replicas_per_group={'loss': 1}`, with which each replica computes its own. [accum: replicas-loss]"
+            )
 
     @staticmethod
     @contextlib.contextmanager
@@ -727,9 +724,9 @@ class WholeBatchStep(SplitStep):
         self._metrics = _Logs(logs)
 
         def parts(_part: Data, _index: Index) -> Nested:
-            calls = [self._parts_of(call, False) for call in self._collector.calls]
+            calls = [self._parts_of(call, False) + [[]] for call in self._collector.calls]
             moments = [[Sum(value) for value in call_moments] for call_moments, _ in self._collector.moments]
-            return [calls, moments, self._metrics.parts(), None]
+            return [calls, moments, self._metrics.parts()]
 
         batch = Batch(data)
         micro_batches = MicroBatches(batch, batch.count)

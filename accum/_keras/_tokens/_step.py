@@ -1,11 +1,11 @@
 """A step of a model that holds a whole batch of sequences and runs on micro-batches of about equally many tokens."""
 
-import contextlib
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, List, Optional
 
 from accum import _check, _tf
 from accum._engine._draws import Chosen
 from accum._engine._micro_batches import Index, Size, Sum, as_tensor, within_function
+from accum._keras import _step_context
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._user_steps import UserSteps
 from accum._keras._tokens._budget import Sequences, TokenBatches
@@ -69,7 +69,7 @@ class TokenStep(SplitStep):
     def _on_part(self, function: Callable[[], Nested], part: Data, index: Index) -> Nested:
         self._trimmed.part = tf.nest.flatten(part)
         self._trimmed.length = self._batches.length_of(index)
-        with self._trimming():
+        with _step_context.entering(self._model, trimmed=self._trimmed):
             return self._compiled_part(function) if self._compiles_parts else function()
 
     def _compiled_part(self, function: Callable[[], Nested]) -> Nested:
@@ -97,14 +97,6 @@ class TokenStep(SplitStep):
 
     def _share_of(self, weight: tf.Tensor, is_first: bool) -> Optional[tf.Tensor]:
         return weight
-
-    @contextlib.contextmanager
-    def _trimming(self) -> Iterator[None]:
-        self._model._accum.trimmed = self._trimmed
-        try:
-            yield
-        finally:
-            self._model._accum.trimmed = None
 
     def _output_shapes(self, data: Data, sequences: Sequences) -> List[tf.TensorShape]:
         """Return the shapes of the model's outputs for sequences of any length; none are needed in a graph."""

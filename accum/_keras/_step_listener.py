@@ -1,0 +1,63 @@
+"""What sees the steps of an optimizer, so that something of them can be logged: a `StepListener`."""
+
+from typing import List, NamedTuple, Optional, Sequence
+
+from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
+
+
+class PartsSeen(NamedTuple):
+    """What a listener has seen of the micro-batches of a batch, whose gradients an optimizer gets together.
+
+    Attributes:
+      sum: the sum of what its `of_part` has returned.
+      is_weighted: whether the call has a weight, which is the sum of those of the micro-batches.
+      grads: the gradients of the batch in the unit of the sums, if the optimizer may get others; or None.
+    """
+
+    sum: tf.Tensor
+    is_weighted: bool
+    grads: Optional[Sequence[Optional[Gradient]]]
+
+
+class StepListener:
+    """Sees the steps of one optimizer, once it is in `internals_of(optimizer).listeners`.
+
+    The methods run on each replica in the train step, so in its trace, but `end_cycle` and `stop`.
+    """
+
+    def begin_batch(self, data: Data) -> None:
+        """Begin a batch of `fit`. Doing so twice is like once."""
+
+    def of_part(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
+        """Return what a micro-batch of `size` examples adds to `PartsSeen.sum`."""
+        return tf.zeros([])
+
+    def on_gradients(
+        self,
+        grads: Sequence[Optional[Gradient]],
+        weight: Optional[Scalar],
+        is_reduced: bool,
+        parts: Optional[PartsSeen],
+    ) -> None:
+        """See the gradients with which the optimizer is called.
+
+        Args:
+          grads: as the call has them.
+          weight: the weight of the call, or None.
+          is_reduced: whether they are already summed over replicas.
+          parts: what was seen of micro-batches, if these are their gradients together, or None.
+        """
+
+    def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
+        """See an update of the inner optimizer, by gradients of all replicas. Returns what the update waits for."""
+        return []
+
+    def end_batch(self, logs: Logs) -> Logs:
+        """End a batch. Returns its logs, which may be others."""
+        return logs
+
+    def end_cycle(self) -> None:
+        """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`."""
+
+    def stop(self) -> None:
+        """Listen no more, since an exception has ended `fit`."""
