@@ -567,6 +567,7 @@ class CutGraph:
                     self._used(key)[1].add(level)
             phases[level] = phase
         self.forward = [phases[level] for level in range(count)]
+        self._require_results()
         finals = [final.value for final in self.assigned]
         self.finals = self._phase(0, finals, [], lambda name: self._is_of_batch(f"{name}:0"))
 
@@ -577,11 +578,15 @@ class CutGraph:
         own = set(whole.arguments) | set(trace.inputs) - stored | {trace.share, trace.position}
         others = sorted(key for key in phase.feeds if key not in own and self.level(key) is not None)
         if others:
+            raise ValueError(f"what is computed with the whole batch takes tensors of a micro-batch: {others}")
+
+    def _require_results(self) -> None:
+        """Raise if micro-batches take more of what is computed with the whole batch than its results."""
+        taken = [key for phase in self.forward + self.backward for key in phase.feeds]
+        others = sorted({key for key in taken if name_of(key) in self._islands and not self._is_base(key)})
+        if others:
             raise ValueError(
-                "With `whole_batch`, a layer with `looks_across_examples` is called with the whole batch, so all that "
-                "it takes of the examples must be arguments of its `call`, dense tensors with one entry for each "
-                "example, and it can't contain batch normalization or another such layer: change that, or pass "
-                f"`whole_batch=()`. Received: {others}, of a micro-batch. [accum: looks-across-examples]"
+                f"micro-batches take what is computed with the whole batch, and no entry of them: {others}"
             )
 
     def _effects(self, of_gradients: bool) -> Dict[int, List[str]]:

@@ -32,6 +32,7 @@ from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
 from accum._engine._draws import uniform_seed
 from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
+from accum._engine._joined_rows import join_rows
 from accum._engine._meetings import meetings
 from accum._engine._micro_batches import (
     FIRST,
@@ -713,6 +714,10 @@ NOT_WHOLE = (
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
 
+class ExamplesMeet(ValueError):
+    """Examples meet, or may meet, where that can't be computed with the whole batch."""
+
+
 def segments_of(
     function: Function,
     batch: Batch,
@@ -738,23 +743,24 @@ def segments_of(
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
-      looks_for_meetings: whether to look for operations in which examples meet, which takes a while.
-      refuses_meetings: whether such operations raise an error instead of a warning.
+      looks_for_meetings: whether to look for operations in which examples meet, which takes a while. They are
+        computed with the whole batch.
+      refuses_meetings: whether those that can't be raise `ExamplesMeet`, instead of a warning.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
     """
 
-    def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool) -> Sequence[tf.Tensor]:
+    def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool, joins: bool) -> Sequence[tf.Tensor]:
         count = batch.count_of(batch.packed(tensors))
         with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
             outputs = function(tensors, marks)
-        if not finds_statistics:
-            return outputs
-        return FoundStatistics(marks, tensors, receive).replace(outputs)
+        if finds_statistics:
+            outputs = FoundStatistics(marks, tensors, receive).replace(outputs)
+        return join_rows(marks, tensors, outputs, are_means) if joins else outputs
 
-    def segments(directly: bool) -> Segments:
-        function_of_part = lambda tensors, marks: traced(tensors, marks, directly)
+    def segments(directly: bool, joins: bool = False) -> Segments:
+        function_of_part = lambda tensors, marks: traced(tensors, marks, directly, joins)
         return Segments(trace(function_of_part, batch.specs(), variables, differentiable, compiled), recompute)
 
     try:
@@ -766,20 +772,34 @@ def segments_of(
             raise ValueError(str(error)) from None
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if looks_for_meetings and (finds_statistics or refuses_meetings):
-        _warn_of_meetings(made.graph.trace, batch.is_dense, are_means, refuses_meetings)
+    if not looks_for_meetings or not (finds_statistics or refuses_meetings):
+        return made
+    unknown = _meetings(made, batch, are_means)
+    if unknown and batch.is_dense:
+        # TensorFlow's own gradient of a function that was copied is not that of the function.
+        joined = _joined(lambda: segments(True, joins=True), batch, are_means)
+        if joined is not None:
+            return joined
+    if unknown and refuses_meetings:
+        raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
+    if unknown and replica_number() == 0:  # the others compute the same
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
     return made
 
 
-def _warn_of_meetings(trace: Trace, is_dense: bool, are_means: bool, refuses: bool) -> None:
-    """Warn of operations that look across examples and are no barriers, or refuse them."""
-    if not refuses and replica_number() != 0:  # they compute the same
-        return
-    unknown = meetings(trace, are_means) if is_dense and not trace.other_draws else trace.unknown
-    if unknown and refuses:
-        raise ValueError(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
-    if unknown:
-        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
+def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
+    """Return the names of operations in which examples meet, or may meet, other than at barriers."""
+    trace = made.graph.trace
+    return meetings(trace, are_means) if batch.is_dense and not trace.other_draws else trace.unknown
+
+
+def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:
+    """Return segments that compute what examples meet in with the whole batch, or None if that isn't possible."""
+    try:
+        made = segments()
+    except Exception:  # what is wrong with the function itself has shown before
+        return None
+    return None if _meetings(made, batch, are_means) else made
 
 
 def whole_call(

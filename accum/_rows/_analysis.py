@@ -95,6 +95,10 @@ class Analysis:
         inputs = enumerate(self._decided.graph.get_operation_by_name(op_name).inputs)
         return [one for index, one in inputs if self.is_count(one.name) and not self.shapes_only(op_name, index)]
 
+    def is_as_long_as_the_batch(self, tensor_name: str) -> bool:
+        """Whether the first axis of a tensor, and no other, is as long as there are examples."""
+        return self._decided.is_as_long_as_the_batch(tensor_name)
+
     def holds_rows(self, tensor_name: str) -> bool:
         """Whether a tensor, or a list that it stands for, holds examples apart, also where no slice of it does."""
         return has_rows(self._states.get(tensor_name))

@@ -662,6 +662,13 @@ class Decisions:
         rows = None if state is None or state.layout is None else state.layout.rows
         return rows if rows is not None and self.shapes.is_the_same_for_other_lengths(key, rows.axis) else None
 
+    def is_as_long_as_the_batch(self, key: Key) -> bool:
+        """Whether the first axis of a tensor, and no other, is as long as there are examples."""
+        one, other = self.shapes.dims(key)[:2]
+        if not one or not other or (one[0], other[0]) != COUNTS or one[1:] != other[1:]:
+            return False
+        return self.shapes.is_the_same_for_other_lengths(key, 0)
+
     def combination_of(self, key: Key) -> Optional[str]:
         """Return how the values of parts of the batch give that of the batch: "sum", "mean", "constant", or None."""
         state = self.states.get(key)

@@ -198,8 +198,7 @@ _NO_MEAN = Suspect(
 _ACROSS_EXAMPLES = Suspect(
     "your own layers",
     "no layer of this model is known to cause it, and the loss was computed over the whole batch",
-    "Look for operations that compare the examples of a batch: a layer with the attribute "
-    "`looks_across_examples = True` is called with the whole batch",
+    "Look for random operations, and for state that changes with each call",
 )
 
 

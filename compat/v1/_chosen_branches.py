@@ -8,9 +8,9 @@ so that they can be taken apart like what was built with a Python bool. A batch 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _tf
+from accum._engine._part import Key, outside_key
 from accum._tf import tf
 from accum.compat.v1._open_batch import OpenBatch
-from accum.compat.v1._part import Key, outside_key
 
 CONDITIONALS = ("If", "StatelessIf")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")

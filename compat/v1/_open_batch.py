@@ -7,8 +7,8 @@ open tensors in place of the batch, and of constants that hold rows, and B times
 
 from typing import Any, Dict, List, Optional, Sequence, Set
 
+from accum._engine._part import Key
 from accum._tf import tf
-from accum.compat.v1._part import Key
 
 SHAPES = {
     "BroadcastTo": 1,

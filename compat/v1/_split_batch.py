@@ -22,6 +22,7 @@ from accum import _check, _rows, _tf
 from accum._engine._draws import Draws, uniform_seed
 from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
 from accum._engine._gradients import divided
+from accum._engine._part import Key, Part
 from accum._engine._trace import Marks
 from accum._rows import Analysis, Rows
 from accum._tf import Gradient, Nested, tf
@@ -36,7 +37,6 @@ from accum.compat.v1._micro_batch_loop import (
     rows_of_micro_batch,
 )
 from accum.compat.v1._open_batch import OpenBatch, constant_count
-from accum.compat.v1._part import Key, Part
 
 tf1 = tf.compat.v1
 VARIABLES = ("VariableV2", "Variable", "VarHandleOp")

@@ -225,9 +225,7 @@ def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
 
 
 class DrawsAcross(layers.Layer):
-    """A layer of the user's that is called with the whole batch, and draws a number for each example."""
-
-    looks_across_examples = True
+    """A layer in which examples meet, and which draws a number for each."""
 
     def call(self, inputs):
         if IS_KERAS_3:
@@ -585,9 +583,8 @@ def test_two_calls_over_the_whole_batch_draw_apart():
 
 
 class SeesAll(layers.Layer):
-    looks_across_examples = True
-
     def call(self, inputs):
+        inputs += 0.0 * tf.reduce_mean(inputs, axis=0)  # the examples of a cycle do not meet
         return tf.nn.dropout(inputs, 0.4) + tf.random.truncated_normal(tf.shape(inputs))
 
 
@@ -599,8 +596,8 @@ def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(repl
         inputs = tf.keras.Input((6,))
         return tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(0.3, seed=1)(SeesAll()(inputs))))
 
-    whole = trained(make, 1, micro_batch_size=5, whole_batch="loss")
-    assert_same(trained(make, 2, replicas, micro_batch_size=3, whole_batch="loss"), whole)
+    whole = trained(make, 1, micro_batch_size=5)
+    assert_same(trained(make, 2, replicas, micro_batch_size=3), whole)
 
 
 @needs_keras_3

@@ -622,29 +622,25 @@ def test_rows_of_embeddings_stay_rows():
 
 
 @pytest.mark.slow
-def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
+def test_what_a_layer_of_the_user_computes_across_examples_is_that_of_the_batch():
     class AwayFromOthers(layers.Layer):
         """Appends the standard deviation over the examples, as a GAN's discriminator does."""
-
-        looks_across_examples = True
 
         def call(self, inputs):
             spread = tf.math.reduce_std(inputs, axis=0, keepdims=True)
             return tf.concat([inputs, tf.repeat(spread, tf.shape(inputs)[0], axis=0)], axis=1)
 
-    class Undeclared(AwayFromOthers):
-        looks_across_examples = False
-
     compile_with = dict(EAGERLY, loss="mse")
     plain = trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with)
     assert_same(trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with, split()), plain)
-    assert differs(trained(lambda: with_layer(Undeclared()), X, Y, compile_with, split(whole_batch="loss")), plain)
+    with pytest.warns(accum.InexactWarning):
+        assert differs(trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with, split(whole_batch=())), plain)
 
     def alone():
         inputs = tf.keras.Input((3,))
         return tf.keras.Model(inputs, layers.Dense(2)(AwayFromOthers()(layers.Dense(4)(inputs))))
 
-    ours, plain = (trained(alone, X, Y, compile_with, wrap) for wrap in (split(whole_batch="loss"), unchanged))
+    ours, plain = (trained(alone, X, Y, compile_with, wrap) for wrap in (split(), unchanged))
     assert_same(ours, plain)
     for method in ("evaluate", "predict"):
         data = (X,) if method == "predict" else (X, Y)
@@ -663,11 +659,7 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     assert_same(trained(lambda: with_layer(Wraps()), X, Y, compile_with, split()), plain)
 
 
-class AcrossExamples(layers.Layer):
-    looks_across_examples = True
-
-
-class Centred(AcrossExamples):
+class Centred(layers.Layer):
     """Subtracts the mean over the examples and time steps that are not masked."""
 
     def call(self, inputs, mask=None):
@@ -700,7 +692,7 @@ def test_a_layer_may_ask_which_arguments_another_one_takes(inner):
     assert_same(trained(make, TOKENS, y, compile_with, split()), plain)
 
 
-class WithRanks(AcrossExamples):
+class WithRanks(layers.Layer):
     """Returns also integers, and a number by which others only decide."""
 
     def call(self, inputs):
@@ -714,7 +706,7 @@ class ByRanks(layers.Layer):
         return centred * (0.1 * tf.cast(ranks, tf.float32) + tf.cast(sums > 0.0, tf.float32))[:, None]
 
 
-class AwayFromItsClass(AcrossExamples):
+class AwayFromItsClass(layers.Layer):
     """Takes also integers, and numbers that only decide."""
 
     def call(self, inputs):
@@ -724,7 +716,7 @@ class AwayFromItsClass(AcrossExamples):
         return hidden * tf.cast(gates > tf.reduce_mean(gates, axis=0), tf.float32)
 
 
-class OfTable(AcrossExamples):
+class OfTable(layers.Layer):
     """Has a table of its own, whose gradient is one of rows."""
 
     def build(self, shape):
@@ -758,12 +750,12 @@ def of_table():
     [(ranked, X), (by_class, [X, CLASSES[: len(X)].astype("int32")]), (of_table, TOKENS)],
     ids=["ranked", "by class", "of table"],
 )
-def test_layers_that_look_across_examples_take_and_return_what_has_no_gradient(make, data, how):
+def test_what_examples_meet_in_may_take_and_return_what_has_no_gradient(make, data, how):
     compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
     assert_same(trained(make, data, Y, compile_with, split()), trained(make, data, Y, compile_with))
 
 
-class MovesCentre(AcrossExamples):
+class MovesCentre(layers.Layer):
     """Moves an average of what it is given, and reads it before or after that."""
 
     def __init__(self, is_after):
@@ -785,7 +777,7 @@ class MovesCentre(AcrossExamples):
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.filterwarnings("error:The train step changes variables")
-def test_what_a_layer_that_looks_across_examples_assigns_is_that_of_the_batch(is_after, how):
+def test_what_a_layer_assigns_is_that_of_the_batch(is_after, how):
     """Each of two steps, also a metric that it updates."""
 
     def make():
@@ -804,7 +796,7 @@ class Notes(layers.Layer):
         return self.noted
 
 
-class AwayFromNoted(AcrossExamples):
+class AwayFromNoted(layers.Layer):
     """Takes the mean of what it is given, or of what another layer has noted."""
 
     def __init__(self, layer, is_given):
@@ -817,18 +809,16 @@ class AwayFromNoted(AcrossExamples):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
-def test_a_layer_that_looks_across_examples_must_be_given_what_it_takes_of_them():
+def test_a_layer_may_take_what_another_one_has_noted():
     def make(is_given):
         inputs, notes = tf.keras.Input((3,)), Notes()
         noted = notes(layers.Dense(4)(inputs))
         return tf.keras.Model(inputs, layers.Dense(2)(AwayFromNoted(notes, is_given)([layers.Dense(4)(noted), noted])))
 
     compile_with = dict({"loss": "mse"}, **EAGERLY)
-    with pytest.raises(ValueError, match="must be arguments of its `call`.*Received: .*Mean.*of a micro-batch"):
-        trained(lambda: make(False), X, Y, compile_with, split())
     plain = trained(lambda: make(False), X, Y, compile_with)
-    assert_same(trained(lambda: make(True), X, Y, compile_with, split()), plain)
+    for is_given in (False, True):
+        assert_same(trained(lambda: make(is_given), X, Y, compile_with, split()), plain)  # noqa: B023
 
 
 class Branches(layers.Layer):

@@ -16,7 +16,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor
-from accum._engine._segments import Segments, segments_of, whole_call
+from accum._engine._segments import ExamplesMeet, Segments, segments_of, whole_call
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
@@ -130,7 +130,6 @@ def traced_call(
     recompute: bool,
     size: Size,
     compiled: bool,
-    refuses_meetings: bool = False,
 ) -> TracedCall:
     """Trace the call of a model or layer on a micro-batch.
 
@@ -143,9 +142,9 @@ def traced_call(
       recompute: whether groups of segments are computed again.
       size: the largest number of examples that are computed at once.
       compiled: whether XLA compiles it.
-      refuses_meetings: as for `segments_of`.
 
     Raises:
+      ExamplesMeet: examples meet where that can't be computed with the whole batch.
       ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
         dense tensor; something can't be computed again.
     """
@@ -193,7 +192,7 @@ def traced_call(
         has_barriers,
         differentiable,
         compiled=compiled,
-        refuses_meetings=refuses_meetings,
+        refuses_meetings=has_barriers,
     )
     return TracedCall(segments, *(seen[name] for name in ("structure", "attached", "added", "variables", "alike")))
 
@@ -224,16 +223,8 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_A
             stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric, marks)))
         for layer in filter(_tf.batch_norm.is_batch_norm, [model] + layers) if has_barriers else ():
             stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
-        for layer in layers:
-            if looks_across_examples(layer):
-                stack.enter_context(_tf.steps.own_methods(layer, call=_at_once(layer, marks)))
         yield
     marks.moments.extend(collector.moments)
-
-
-def looks_across_examples(layer: tf.keras.layers.Layer) -> bool:
-    """Whether the user has declared that a layer must be called with the whole batch."""
-    return bool(getattr(layer, "looks_across_examples", False))
 
 
 def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
@@ -273,31 +264,6 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
             )
         _require_here(layer, marks)
         return BatchNormBarrier(layer, len(marks.statistics)).call(inputs, mask, marks)
-
-    return call
-
-
-def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested]:
-    """Return what stands in for the `call` of a layer that is called with the whole batch."""
-    own = layer.call
-
-    @_tf.graphs.untouched_by_autograph
-    def call(*args: object, **kwargs: object) -> Nested:
-        _require_here(layer, marks)
-        leaves = tf.nest.flatten((args, kwargs))
-        indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
-        structure: List[Nested] = []
-
-        def whole(*tensors: tf.Tensor) -> List[tf.Tensor]:
-            own_leaves = list(leaves)
-            for index, tensor in zip(indices, tensors):
-                own_leaves[index] = tensor
-            own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), own_leaves)
-            structure.append(own(*own_args, **own_kwargs))
-            return tf.nest.flatten(structure[0])
-
-        parts = marks.at_whole(whole, [leaves[index] for index in indices])
-        return tf.nest.pack_sequence_as(structure[0], parts)
 
     return call
 
@@ -460,7 +426,10 @@ class WholeBatchCalls:
             return call(*args, **kwargs)
         if self._model._accum.is_exact_by_default:
             return self.of_layer(self._model, call, args, kwargs)
-        return self._split(self._model, call, self._arguments(args, kwargs))
+        try:
+            return self._split(self._model, call, self._arguments(args, kwargs))
+        except ExamplesMeet as error:
+            return self._at_once(self._model, call, args, kwargs, error)
 
     def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -487,17 +456,25 @@ class WholeBatchCalls:
                 return call(*args, **kwargs)
             return self._split(layer, call, arguments)
         except (TypeError, ValueError) as error:
-            self._warn_of_unsplit(layer, error)
-            self.is_used = True
-            with self._within():
-                return call(*args, **kwargs)
+            return self._at_once(layer, call, args, kwargs, error)
 
-    def _warn_of_unsplit(self, layer: tf.keras.layers.Layer, error: Exception) -> None:
+    def _at_once(
+        self,
+        layer: tf.keras.layers.Layer,
+        call: Callable[..., Nested],
+        args: Sequence[Nested],
+        kwargs: Dict[str, Nested],
+        error: Exception,
+    ) -> Nested:
+        """Call a layer with the whole batch, because it can't be split."""
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
             _check.warn(
                 f"The layer {layer.name!r} is computed for the whole batch at once, which is exact but saves no "
                 f"memory, because it can't be split: {error} [accum: not-split]"
             )
+        self.is_used = True
+        with self._within():
+            return call(*args, **kwargs)
 
     def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
         """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does."""
@@ -507,7 +484,7 @@ class WholeBatchCalls:
                 _build(call, batch)
         traced = self._traced(layer, call, arguments)
         segments = traced.segments
-        moved = names_of_moved(self._model, segments.graph.moved) if self._refuses_meetings(layer) else []
+        moved = names_of_moved(self._model, segments.graph.moved) if self._is_exact(layer) else []
         if moved:
             raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
         self.is_used = True
@@ -532,8 +509,8 @@ class WholeBatchCalls:
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
 
-    def _refuses_meetings(self, layer: tf.keras.layers.Layer) -> bool:
-        """Whether a layer in which examples meet is computed at once: any but a model that was given `whole_batch`."""
+    def _is_exact(self, layer: tf.keras.layers.Layer) -> bool:
+        """Whether a layer that moves state by its examples is computed at once: not if `whole_batch` was given."""
         return layer is not self._model or self._model._accum.is_exact_by_default
 
     def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
@@ -593,7 +570,7 @@ class WholeBatchCalls:
         if key in traces:
             return traces[key][1]
         compiled = _tf.steps.is_compiled_by_xla(model)
-        options = has_barriers, differentiable, self._recompute, self._size, compiled, self._refuses_meetings(layer)
+        options = has_barriers, differentiable, self._recompute, self._size, compiled
         with self._within():
             traced = traced_call(layer, call, arguments, *options)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
