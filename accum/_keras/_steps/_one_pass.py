@@ -50,6 +50,8 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
     functions = [one for one in losses + metrics if not (_tf.losses.is_of_keras(one) or _is_declared_apart(one))]
     if functions and len(tf.nest.flatten(y)) != 1:
         return f"a loss or metric of your own with several targets ({_check.shown(list(map(_name_of, functions)))})"
+    if not model.built:  # by the batch as it is: what that raises is the user's to see
+        _build(model, x, is_training)
     try:
         return _Call(model, x, y, is_training, functions, losses, metrics).what_meets()
     except Exception as error:  # what can't be traced isn't proven; the step itself raises what is wrong with it
@@ -73,6 +75,27 @@ def kind_of(model: tf.keras.Model, data: Data) -> str:
     leaves = [(type(leaf).__name__, getattr(leaf, "dtype", None), _rank(leaf)) for leaf in tf.nest.flatten(data)]
     trainable = [bool(layer.trainable) for layer in _tf.batch_norm.batch_norms_in(model)]
     return repr((tf.nest.map_structure(lambda leaf: 0, data), leaves, trainable))
+
+
+def _called(model: tf.keras.Model, x: Nested, is_training: bool) -> Nested:
+    """Call a model as its step does."""
+    call = next(vars(base)["__call__"] for base in type(model).__mro__ if _is_of_others(base))
+    # No function of the user's is traced for good, because the step has yet to see what it draws.
+    with _tf.graph_parts.running_functions_directly(True):
+        return _tf.graphs.called_as_in_fit(call, model, x, training=is_training)
+
+
+def _build(model: tf.keras.Model, x: Nested, is_training: bool) -> None:
+    """Let a model create its variables."""
+    batch = Batch(x)
+
+    @_tf.graphs.untouched_by_autograph
+    def first_call(*tensors: tf.Tensor) -> None:
+        _called(model, batch.packed(tensors), is_training)
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in batch.flatten(x)]
+    with tf.init_scope():
+        tf.function(first_call).get_concrete_function(*specs)
 
 
 def _is_of_others(base: type) -> bool:
@@ -198,10 +221,7 @@ class _Call:
     def _traced(self, *tensors: tf.Tensor) -> List[tf.Tensor]:
         self._inputs = list(tensors)
         x, *targets = self._batch.packed(tensors)
-        call = next(vars(base)["__call__"] for base in type(self._model).__mro__ if _is_of_others(base))
-        # No function of the user's is traced for good, because the step has yet to see what it draws.
-        with _tf.graph_parts.running_functions_directly(True):
-            outputs = _tf.graphs.called_as_in_fit(call, self._model, x, training=self._is_training)
+        outputs = _called(self._model, x, self._is_training)
         flat = tf.nest.flatten(outputs)
         self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
         self._lacks_axes = bool(self._compiled) and any(one.shape.rank in (None, 0, 1) for one in flat)
