@@ -332,6 +332,13 @@ def test_what_sees_the_whole_batch_sees_all_of_it(program):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
 
 
+@pytest.mark.parametrize("program", ["examples meet", "number of examples"])
+def test_a_network_in_which_examples_meet_is_not_computed_at_once(program):
+    model, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)[1:]
+    with silent(UserWarning):  # one would say so
+        trained(model, x, loss)
+
+
 def test_each_call_of_a_step_runs_the_python_code_of_a_network():
     plain, split, x, loss = pair(lambda: (OnAndOff(), X, None), micro_batch_size=SIZE)
     with silent(UserWarning):
@@ -406,7 +413,9 @@ def test_what_keeps_examples_apart_takes_one_pass(program):
     assert split._accum.whole_batch == () and not split._accum.traces
 
 
-@pytest.mark.parametrize("program", ["batch norm", "own clipping", "added loss", "loss of the batch"])
+@pytest.mark.parametrize(
+    "program", mainly(["batch norm", "own clipping", "added loss", "loss of the batch"], "batch norm")
+)
 def test_evaluation_and_prediction_are_those_of_plain_keras(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
     for model in (plain, split):

@@ -592,7 +592,8 @@ def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by
 @pytest.mark.law("L11")
 @pytest.mark.tf("2.4", because="a weight can't be assigned to on a replica before")
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
-@pytest.mark.parametrize("size", mainly([3, "auto"], 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, "auto"])
 def test_on_two_replicas_several_updates_are_those_of_plain_keras(size):
     expected, logs = plain(InTurn, replicas=2)
     weights, own_logs = trained(InTurn, replicas=2, micro_batch_size=size)
@@ -602,7 +603,7 @@ def test_on_two_replicas_several_updates_are_those_of_plain_keras(size):
 
 @pytest.mark.law("L18")
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
-@pytest.mark.parametrize("make", [Sharpness, SharpnessInFunctions])
+@pytest.mark.parametrize("make", mainly([Sharpness, SharpnessInFunctions], SharpnessInFunctions))
 def test_a_step_that_runs_out_of_memory_is_made_again_and_all_that_it_had_changed_is_set_back(make, memory):
     """Also weights that move before the update, and variables that nobody has told Keras of."""
     expected, logs = plain(make)
