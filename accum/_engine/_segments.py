@@ -608,8 +608,8 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 NOT_TWICE = (
     "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
-    "normalisation, an embedding, an effect, or an operation with a gradient of its own: use a network without these, "
-    "or pass `whole_batch=()`. [accum: whole-batch-gradient]"
+    "normalisation, an embedding, a loop, an effect, or an operation with a gradient of its own: use a network without "
+    "these, or pass `whole_batch=()`. [accum: whole-batch-gradient]"
 )
 
 
@@ -641,9 +641,11 @@ def _with_second_gradient(
         of = [_tf.graph_parts.captured(one) for one in upstream]
 
         def by_sources(ys: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor]) -> List[Optional[tf.Tensor]]:
-            grads = [
-                None if grad is None else tf.convert_to_tensor(grad) for grad in tf.gradients(ys, by + of, grad_ys)
-            ]
+            try:
+                found = tf.gradients(ys, by + of, grad_ys)
+            except LookupError as error:  # the gradient of a function, which TensorFlow can't differentiate
+                raise ValueError(NOT_TWICE) from error
+            grads = [None if grad is None else tf.convert_to_tensor(grad) for grad in found]
             following = iter(grads[len(handles) :])
             pairs = [(grad, next(following) if id(handle) in states else None) for grad, handle in zip(grads, handles)]
             sums = [

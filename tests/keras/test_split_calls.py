@@ -242,6 +242,13 @@ class PenaltyBehindNormalization(Penalty):
         self.critic = dense(1, 5, norm=True)
 
 
+class PenaltyInLoop(Penalty):
+    def make(self):
+        loop = lambda x: tf.while_loop(lambda n, _: n < 2, lambda n, y: (n + 1, y + tf.sin(y)), [0, x])[1]
+        stack = [tf.keras.Input((5,)), layers.Dense(4), layers.Lambda(loop), layers.Dense(1)]
+        self.critic = tf.keras.Sequential(stack)
+
+
 class PenaltyOnTable(PenaltyOnWeights):
     def make(self):
         cut = layers.Lambda(lambda data: tf.cast(data > 0.0, tf.int32))
@@ -577,7 +584,7 @@ def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     assert_same(own_logs.values(), logs.values())
 
 
-@pytest.mark.parametrize("make", [PenaltyBehindNormalization, PenaltyOnTable])
+@pytest.mark.parametrize("make", [PenaltyBehindNormalization, PenaltyInLoop, PenaltyOnTable])
 def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_name(make):
     with pytest.raises(ValueError, match="can't be differentiated again"):
         trained(make, accum_steps=1, micro_batch_size=6)
