@@ -391,6 +391,37 @@ class SlicesSum(Concatenated):
 
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
         values, indices = self._joined(state, compiled)
+        if tf.executing_eagerly():
+            values, indices = _once_if_alike(values, indices, int(state[1].size()))
+        return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
+
+
+def _once_if_alike(values: tf.Tensor, indices: tf.Tensor, parts: int) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Return the slices of micro-batches, added up if all have the same rows, as those of positions have."""
+    if len(indices) % parts:
+        return values, indices
+    by_part = tf.reshape(indices, [parts, -1])
+    if not bool(tf.reduce_all(by_part == by_part[:1])):
+        return values, indices
+    shape = [parts, by_part.shape[1]] + values.shape.as_list()[1:]
+    return tf.reduce_sum(tf.reshape(values, shape), axis=0), by_part[0]
+
+
+class SlicesOfSameRows(Combined):
+    """`tf.IndexedSlices` to be added up that have the same rows in each micro-batch, such as those of positions.
+
+    The full batch has each of them once, and clipping and some optimizers would treat their parts one by one.
+    """
+
+    def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:
+        super().__init__(values, indices)
+        self._dense_shape = dense_shape
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        return [*Sum(self.values[0]).add(state, index, compiled), state[1]]
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
+        values, indices = state
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
@@ -401,7 +432,8 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     dtype = _tf.variables.at_least_float32(grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
         values = weighted(tf.cast(grad.values, dtype), weight)
-        return SlicesSum(values, grad.indices, var.shape.as_list())
+        is_same = not tf.executing_eagerly() and _tf.op_walks.depends_on_variables_alone(grad.indices)
+        return (SlicesOfSameRows if is_same else SlicesSum)(values, grad.indices, var.shape.as_list())
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)
     return Sum(grad)

@@ -100,6 +100,17 @@ class StepsOfItsOwn(Net):
         self.hidden.kernel.assign(0.99 * self.hidden.kernel)
 
 
+class Positions(layers.Layer):
+    """Adds a row of a table for each place in an example, whatever the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(6, 1)
+
+    def call(self, inputs):
+        return inputs + self.table(tf.range(6))[:, 0]
+
+
 class LearnedScale(Net):
     """Returns a number that depends on no example beside the rows, as CLIP does with its temperature."""
 
@@ -259,8 +270,20 @@ BATCHWISE = {
     "gradient of the batch": lambda: (dense(layers.Lambda(clipped_together)), X, "mse"),
     "gradient that is not linear": lambda: (dense(layers.Lambda(clipped_alone)), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
+    "positions and own clipping": lambda: (clipped_with_positions(), X, None),
     "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),
 }
+
+
+def with_positions():
+    stack = [tf.keras.Input((6,)), Positions(), layers.Dense(8, activation="tanh"), layers.Dense(1)]
+    return tf.keras.Sequential(stack), X, "mse"
+
+
+def clipped_with_positions():
+    model = OwnClipping()
+    model.hidden = tf.keras.Sequential([tf.keras.Input((6,)), Positions(), layers.Dense(8)])
+    return model
 
 
 def clipped_with_batch_norm():
@@ -343,6 +366,19 @@ def test_each_call_of_a_step_runs_the_python_code_of_a_network():
     plain, split, x, loss = pair(lambda: (OnAndOff(), X, None), micro_batch_size=SIZE)
     with silent(UserWarning):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("options", [{}, {"whole_batch": ()}], ids=["default", "opted out"])
+def test_an_optimizer_gets_each_row_of_a_table_of_positions_once(options, run_eagerly):
+    """As in the full batch, whose gradient has no rows that repeat: Adam of Keras 3 would take them one by one."""
+    results = []
+    for model in pair(with_positions, micro_batch_size=SIZE, **options)[:2]:
+        optimizer = tf.keras.optimizers.Adam(0.01, epsilon=0.01)
+        model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
 
 
 def test_outputs_that_depend_on_no_example_do_not_keep_a_network_from_being_split():
