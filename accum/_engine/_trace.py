@@ -181,7 +181,7 @@ class Marks:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
         arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in inputs]
         # `total` also counts the examples that were before the batch.
-        count = self.total if self._compiled else tf.shape(arguments[0], tf.int64)[0]
+        count = self.total if self._compiled else tf.shape(arguments[0], out_type=tf.int64)[0]
         self.is_whole = True
         with self.draws.of(self.total - count, count):
             results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]

@@ -391,9 +391,9 @@ def learning_phase() -> Any:
 def running_functions_directly(is_on: bool = True) -> Iterator[None]:
     """Let calls of a `tf.function` run its Python code in this context, so that its operations are in the same graph.
 
-    The only switch is process-wide, so it is on for one trace alone.
+    The only switch is process-wide, so it is on for one trace alone. TensorFlow 1.15 has none.
     """
-    if not is_on:
+    if not is_on or VERSION < (2,):
         yield
         return
     prefix = "" if VERSION >= (2, 3) else "experimental_"  # dies with 2.2

@@ -371,14 +371,23 @@ def weighted(images):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
-def test_what_looks_across_a_micro_batch_only_is_named():
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("whole_batch, is_same", [("batch_norm", True), ((), False)])
+def test_what_examples_meet_in_is_computed_with_the_whole_batch(whole_batch, is_same):
     def scaled(images):
-        hidden = projected(images)
-        return tf.reduce_mean((hidden / tf.reduce_max(hidden, axis=0, name="largest")) ** 2)
+        with tf1.variable_scope("network", reuse=tf1.AUTO_REUSE):
+            hidden = projected(images)
+        return tf.reduce_mean((hidden / (3.0 + tf.reduce_max(hidden, axis=0))) ** 2)
 
-    with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*largest"):
-        value_of(scaled)
+    data = np.random.RandomState(2).normal(size=(10, 6, 6, 2)).astype("float32")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        images = tf1.placeholder(tf.float32, [None, 6, 6, 2])
+        value, pairs = accum.compat.v1.value_and_gradients(scaled, images, micro_batch_size=4, whole_batch=whole_batch)
+        plain = scaled(images)
+        (gradient,) = tf1.gradients(plain, [pairs[0][1]])
+        session.run(tf1.global_variables_initializer())
+        ours, full = session.run([[value, pairs[0][0]], [plain, gradient]], {images: data})
+    assert np.allclose(ours[0], full[0], rtol=2e-5) == np.allclose(ours[1], full[1], atol=2e-6) == is_same
 
 
 @pytest.mark.slow
