@@ -11,6 +11,7 @@ Later steps of all runs take turns in one process, in an order drawn anew each r
 `run`, seconds are those of the processor; with `gpu`, they are seconds on the wall. `gpu` also lets memory run out
 under `micro_batch_size="auto"`, and compares epochs of `fit`. With `--smoke`, it runs anywhere, with tiny sizes.
 
+`--size default --run "full batch" "plain splitting" default` is for what the default of `whole_batch` costs.
 `--size tried` is for where a step ends, not for what it takes: a network of each family of `keras.applications`, in
 small. `run --size tried --measure time --run "full batch" "plain splitting" '"all"' --rounds 0` tries them all.
 """
@@ -25,6 +26,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 FULL, MICRO, SPLIT = "full batch", "one micro-batch", "plain splitting"
 ALL, KEPT = '"all"', '"all", recompute=False'
+DEFAULT = "default"
 RUNS = (FULL, MICRO, SPLIT, ALL, KEPT)
 FAMILIES = [
     "ResNet50",
@@ -52,11 +54,12 @@ SIZES = {
         "EfficientNetB0": (64, 4, 224),
         "DenseNet121": (64, 4, 224),
     },
+    "default": {"ResNet50": (32, 4, 64), "U-Net": (32, 4, 96), "BERT": (32, 4, 128), "LSTM": (32, 4, 100)},
     "gpu": {"U-Net": (128, 8, 256), "ResNet50": (128, 8, 224)},
     "tried": dict(dict.fromkeys(FAMILIES, (8, 2, 64)), **dict.fromkeys(AT_LEAST_75, (8, 2, 75))),
     "smoke": {"tiny": (8, 2, 8)},
 }
-NETWORKS = list(dict.fromkeys(list(SIZES["small"]) + list(SIZES["tried"])))
+NETWORKS = list(dict.fromkeys(name for size in ("small", "tried", "default") for name in SIZES[size]))
 
 
 def work(task):
@@ -349,9 +352,9 @@ def parser():
     commands = made.add_subparsers(dest="command")
     commands.required = True
     running = commands.add_parser("run", help="measure memory and processor time on this machine")
-    running.add_argument("--size", nargs="+", choices=["small", "large", "tried"], default=["small"])
+    running.add_argument("--size", nargs="+", choices=["small", "large", "tried", "default"], default=["small"])
     running.add_argument("--network", nargs="+", choices=NETWORKS, default=NETWORKS)
-    running.add_argument("--run", nargs="+", choices=RUNS, default=list(RUNS))
+    running.add_argument("--run", nargs="+", choices=[*RUNS, DEFAULT], default=list(RUNS))
     running.add_argument("--measure", nargs="+", choices=["memory", "time"], default=["memory", "time"])
     running.add_argument("--processes", type=int, default=1, help="of each kind; medians are shown; default: 1")
     running.add_argument("--rounds", type=int, default=5, help="later steps of each run; default: 5")

@@ -22,7 +22,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-KINDS = ("optimizer", "graph", "model", "static")
+KINDS = ("optimizer", "graph", "model", "static", "step")
 TRAINED = ("model", "static")
 HOW = ("on replicas", "in a tf.function", "eagerly", "in a Session")
 FLOOR = 50
@@ -34,6 +34,7 @@ WORDS = {
     "graph": "gradients fed in a static graph",
     "model": "models trained in Keras",
     "static": "networks trained in a static graph",
+    "step": "train steps of one's own",
 }
 
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 from measuring import machine
 
 FULL, MICRO, SPLIT = "full batch", "one micro-batch", "plain splitting"
-ALL, KEPT = '"all"', '"all", recompute=False'
-EXACT = {ALL: {"whole_batch": "all"}, KEPT: {"whole_batch": "all", "recompute": False}}
+ALL, KEPT, DEFAULT = '"all"', '"all", recompute=False', "default"
+EXACT = {DEFAULT: {}, ALL: {"whole_batch": "all"}, KEPT: {"whole_batch": "all", "recompute": False}}
 MIB = 2**20
 IS_KERAS_3 = str(getattr(tf.keras, "__version__", "2")).startswith("3")
 
@@ -25,7 +25,9 @@ IS_KERAS_3 = str(getattr(tf.keras, "__version__", "2")).startswith("3")
 
 
 def network(name, side):
-    """A network for images [side, side, 3], which is a U-Net or one of `keras.applications`."""
+    """A U-Net or a network of `keras.applications` for images [side, side, 3], or one for texts of `side` words."""
+    if name in TEXT_NETWORKS:
+        return TEXT_NETWORKS[name](side)
     if name in ("U-Net", "tiny"):
         return unet(side, (2,), 1) if name == "tiny" else unet(side, (16, 32, 64, 128))
     made = getattr(tf.keras.applications, name)
@@ -58,9 +60,33 @@ def unet(side, widths, depth=2):
     return tf.keras.Model(inputs, layers.Conv2D(10, 1)(x))
 
 
+def lstm(length):
+    """A network for texts with one LSTM."""
+    layers = tf.keras.layers
+    stack = [tf.keras.Input((length,), dtype="int32"), layers.Embedding(WORDS, 128), layers.LSTM(256)]
+    return tf.keras.Sequential(stack + [layers.Dense(10)])
+
+
+def bert(length, depth=4, width=256):
+    """An encoder like that of BERT, without dropout."""
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((length,), dtype="int32")
+    x = layers.LayerNormalization()(layers.Embedding(WORDS, width)(inputs))
+    for _ in range(depth):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, width // 4)(x, x))
+        inner = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(x))
+        x = layers.LayerNormalization()(x + inner)
+    return tf.keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
+TEXT_NETWORKS, WORDS = {"LSTM": lstm, "BERT": bert}, 8000
+
+
 def images_and_labels(task, count, seed=0):
-    """Random images, and a label for each image or, for a U-Net, each pixel."""
+    """Random images or texts, and a label for each of them or, for a U-Net, each pixel."""
     chance, side = np.random.RandomState(seed), task["side"]
+    if task["network"] in TEXT_NETWORKS:
+        return chance.randint(WORDS, size=(count, side)).astype("int32"), chance.randint(10, size=count).astype("int32")
     x = chance.standard_normal((count, side, side, 3)).astype("float32")
     shape = (count, side, side) if task["network"] in ("U-Net", "tiny") else (count,)
     return x, chance.randint(10, size=shape).astype("int32")

@@ -13,7 +13,7 @@ import accum
 import accum.compat.v1
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-COUNTS = {"optimizer": 60, "graph": 12, "model": 4, "static": 3}
+COUNTS = {"optimizer": 60, "graph": 12, "model": 4, "static": 3, "step": 2}
 FED = {
     "api": "optimizer",
     "optimizer": "SGD",
@@ -56,6 +56,25 @@ TRAINED = {
     "resume": None,
     "seed": 0,
 }
+STEP = {
+    "encoder": ["centred", "batch norm"],
+    "head": ["tanh"],
+    "phases": [
+        {
+            "reads": "teacher",
+            "losses": ["mean", "covariance"],
+            "by_inputs": False,
+            "change": "clip all",
+            "optimizer": "first",
+            "trains": "all",
+            "after": ["teacher"],
+        }
+    ],
+    "sizes": [7, 6],
+    "micro_batch_size": 3,
+    "run_eagerly": False,
+    "seed": 0,
+}
 STATIC = {
     "input": "vector",
     "has_masks": False,
@@ -96,7 +115,10 @@ def test_random_cases_make_the_steps_of_the_full_batch(kind, runner):
     counts, failure = runner.run(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
     assert counts["cases"] >= COUNTS[kind]
-    assert any(" + " in name for name in counts) if kind in ("model", "static") else counts["L4"] > 0
+    if kind == "step":
+        assert counts["exact"]
+    else:
+        assert any(" + " in name for name in counts) if kind in ("model", "static") else counts["L4"] > 0
 
 
 MISTAKES = {
@@ -124,6 +146,24 @@ def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monk
 def _counting_alike(steps, real):
     """Return a function that weights micro-batches of different sizes alike."""
     return lambda *arguments, **options: real(*arguments, **dict(options, **steps))
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_case_fails_if_a_train_step_runs_on_each_micro_batch(runner, monkeypatch):
+    steps = runner.steps
+    steps.check(STEP)
+    real = steps.trained
+
+    def on_each(case, **options):
+        with steps.warnings.catch_warnings():
+            steps.warnings.simplefilter("ignore")
+            return real(case, **dict(options, whole_batch=()) if options else {})
+
+    monkeypatch.setattr(steps, "trained", on_each)
+    with pytest.raises(AssertionError, match="after batch 1"):
+        steps.check(STEP)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ KINDS = {
 """What can be checked: the cases, the module that checks them, and what a case counts for, such as its laws."""
 
 if HAS_KERAS_API:
-    from property_tests import model_cases, trained
+    from property_tests import model_cases, steps, trained
 
     def _of_model(case):
         """Return what a case counts for in which a Keras model is trained."""
@@ -48,6 +48,7 @@ if HAS_KERAS_API:
         return model_cases.laws(case) | how | of_case | set(features.pairs(of_case))
 
     KINDS["model"] = model_cases.model_cases(), trained, _of_model
+    KINDS["step"] = steps.step_cases(), steps, steps.laws
 
 
 def run(kind, count, seed, shrinks=True):
