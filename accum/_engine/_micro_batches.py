@@ -391,20 +391,23 @@ class SlicesSum(Concatenated):
 
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
         values, indices = self._joined(state, compiled)
-        if tf.executing_eagerly():
-            values, indices = _once_if_alike(values, indices, int(state[1].size()))
+        if not compiled:
+            values, indices = _once_if_alike(values, indices, state[1].size())
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
-def _once_if_alike(values: tf.Tensor, indices: tf.Tensor, parts: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Return the slices of micro-batches, added up if all have the same rows, as those of positions have."""
-    if len(indices) % parts:
-        return values, indices
-    by_part = tf.reshape(indices, [parts, -1])
-    if not bool(tf.reduce_all(by_part == by_part[:1])):
-        return values, indices
-    shape = [parts, by_part.shape[1]] + values.shape.as_list()[1:]
-    return tf.reduce_sum(tf.reshape(values, shape), axis=0), by_part[0]
+def _once_if_alike(values: tf.Tensor, indices: tf.Tensor, parts: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Return the slices of all micro-batches, added up if each has the same rows, as those of positions are."""
+    length = tf.shape(indices)[0]
+    each = length // parts
+    by_part = tf.reshape(indices[: each * parts], tf.stack([parts, each]))
+    is_alike = tf.logical_and(tf.equal(each * parts, length), tf.reduce_all(tf.equal(by_part, by_part[:1])))
+
+    def once() -> Tuple[tf.Tensor, tf.Tensor]:
+        shape = tf.concat([tf.stack([parts, each]), tf.shape(values)[1:]], axis=0)
+        return tf.reduce_sum(tf.reshape(values[: each * parts], shape), axis=0), by_part[0]
+
+    return tf.cond(is_alike, once, lambda: (values, indices))
 
 
 class SlicesOfSameRows(Combined):
