@@ -49,11 +49,20 @@ class StepListener:
         """
 
     def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
-        """See an update of the inner optimizer, by gradients of all replicas. Returns what the update waits for."""
+        """See an update of the inner optimizer. Returns what the update waits for.
+
+        Args:
+          grads_and_vars: list of (gradient, variable), as the step of the cycle has them: reduced over replicas, before
+            `transform` and clipping, and still multiplied by the inner optimizer's `loss_scale_factor` in Keras 3.
+        """
         return []
 
     def end_batch(self, logs: Logs) -> Logs:
-        """End a batch. Returns its logs, which may be others."""
+        """End a batch. Returns its logs, which may have more entries.
+
+        Each must be one tensor for all replicas, made by `_replicas.across_replicas`. If each replica has one, Keras 2
+        logs their sum since TensorFlow 2.11, and Keras 3 their mean.
+        """
         return logs
 
     def end_cycle(self) -> None:

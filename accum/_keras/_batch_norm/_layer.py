@@ -109,7 +109,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         self._followed[_replicas.replica_number()] = optimizer, number + 1
         internals = internals_of(optimizer)
         self._follow_alone(optimizer)
-        internals.add_listener(self)
+        internals.add_cycle_listener(self)
         train_step = _step_context.of_optimizer(optimizer).train_step
         if train_step is not None:
             train_step.note_moments(self._layer.name)

@@ -21,7 +21,7 @@ class StepSums(NamedTuple):
     loss_weight: Scalar = 0.0
     # Of the step, the same on each replica:
     steps: Scalar = 0.0  # 1 if a step was made
-    squared_norm: Scalar = 0.0  # of the gradient that the inner optimizer got
+    squared_norm: Scalar = 0.0  # of the gradient of the step, before `transform`
     learning_rate: Scalar = 0.0
     number: Scalar = 0.0  # how many steps there were before
 

@@ -59,7 +59,7 @@ class Internals:
         sums = [accumulator.total for accumulator in self.cycle.accumulators()]
         return _tf.inner_optimizer.variables_of(self._optimizer.optimizer) + sums
 
-    def add_listener(self, listener: CycleListener) -> None:
+    def add_cycle_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
         if not any(registered is listener for registered in self.cycle.listeners):
             self.cycle.listeners.append(listener)

@@ -301,13 +301,13 @@ class GradientAccumulateOptimizer:
             reduced = _replicas.sum_gradients(listed)
             if sums_now:
                 listed, is_reduced = reduced, True
-        self._internals.tell_of_update(reduced)
+        told = [wait for wait in self._internals.tell_of_update(reduced) if wait is not None]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
         # workers may sum the gradients one after the other.
         awaited = [grad for grad, _ in listed] if _replicas.overlap() else [listed[-1][0]]
-        with tf.control_dependencies(_tf.graphs.waits_for_all(awaited)):
+        with tf.control_dependencies(_tf.graphs.waits_for_all(awaited) + told):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
             return _tf.inner_optimizer.apply(self._inner, self._adapter.wrapped(listed), replicas)
