@@ -192,17 +192,6 @@ def _supervised_contrastive(of):
     return model, {"optimizer": _adam(), "loss": of.SupervisedContrastiveLoss(0.05)}, (_random(8, 8, 3), _ids(3))
 
 
-def _metric_learning(of):
-    import numpy as np
-
-    layers = _keras().layers
-    inputs = _keras().Input((8, 8, 3))
-    pooled = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(inputs))
-    embeddings = _keras().layers.UnitNormalization()(layers.Dense(4)(pooled))
-    pairs = np.stack([_random(8, 8, 3), _random(8, 8, 3)[::-1]])  # as the program has them: the batch is axis 1
-    return of.EmbeddingModel(inputs, embeddings), {"optimizer": _adam(), "loss": _crossentropy()}, pairs
-
-
 def _siamese(of):
     layers = _keras().layers
     inputs = [_keras().Input((8, 8, 3)) for _ in range(3)]
@@ -343,9 +332,6 @@ PROGRAMS = {
         "supervised contrastive loss",
         _supervised_contrastive,
         values={"input_shape": (8, 8, 3), "projection_units": 6},
-    ),
-    "metric-learning": Program(
-        "vision/metric_learning.py", "metric learning", _metric_learning, values={"num_classes": BATCH}
     ),
     "siamese": Program("vision/siamese_network.py", "triplet loss", _siamese),
     "switch": Program("nlp/text_classification_with_switch_transformer.py", "Switch Transformer", _switch, "", SWITCH),
