@@ -514,6 +514,7 @@ class CutGraph:
             phase = self._phase(
                 self.level(whole.results[0]) or 0, islands[number], [], functools.partial(self._is_island, number)
             )
+            self._require_arguments(whole, phase)
             self.wholes_backward.append(phase)
         self._cut_forward()
 
@@ -575,7 +576,8 @@ class CutGraph:
         """Raise if what is called with the whole batch also takes a tensor of the micro-batch."""
         trace = self.trace
         stored = {key for mark in trace.wholes for key in mark.inputs}
-        own = set(whole.arguments) | set(trace.inputs) - stored | {trace.share, trace.position}
+        own = set(whole.arguments + whole.result_cotangents) | set(trace.inputs) - stored
+        own |= {trace.share, trace.position}
         others = sorted(key for key in phase.feeds if key not in own and self.level(key) is not None)
         if others:
             raise ValueError(f"what is computed with the whole batch takes tensors of a micro-batch: {others}")

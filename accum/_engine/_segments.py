@@ -266,7 +266,10 @@ class SegmentedFunction:
             for number, (mark, whole) in enumerate(zip(trace.wholes, cut.wholes)):
                 if whole.level == level:
                     results, parts = self._run_whole(mark, whole), zip(mark.parts, mark.results)
-                    self._stored.update({key: _stored_whole(results[result]) for key, result in parts})
+                    wholes = {
+                        key: _with_examples(results[one], self._micro.batch.count, NOT_ROWS) for key, one in parts
+                    }
+                    self._stored.update({key: _stored_whole(value) for key, value in wholes.items()})
                     if not self._is_at_once:
                         _assign(cut.assigned_at_once.get(number, []), results)
             if phase.fetches or phase.effects:
@@ -884,14 +887,21 @@ def _require_examples(output: tf.Tensor) -> None:
         raise ValueError(f"{NOT_BATCHED} Received: {output!r}.")
 
 
-def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
-    """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
+NOT_ROWS = (
+    "What was computed from all examples was found to have an entry for each of them, and has not for this number of "
+    "examples: leave out `micro_batch_size`, or let the lengths of tensors not depend on the number of examples so."
+    " [accum: examples-meet]"
+)
+
+
+def _with_examples(tensor: tf.Tensor, count: Size, message: str = NOT_BATCHED) -> tf.Tensor:
+    """Return a tensor, and raise, or let the graph raise, unless its first axis is the batch."""
     static_size = tensor.shape.as_list()[0] if tensor.shape.rank else None
     if static_size is not None and isinstance(count, int):
         if static_size != count:
-            raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
+            raise ValueError(f"{message} Received: {tensor!r}.")
         return tensor
-    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=NOT_BATCHED)
+    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=message)
     with tf.control_dependencies([check]):
         tensor = tf.identity(tensor)
     if isinstance(count, int) and tensor.shape.rank:

@@ -96,6 +96,7 @@ class Decisions:
         self._guards: Dict[str, Optional[State]] = {}
         self._after_effect: Set[str] = set()
         self._same: Set[Key] = set()
+        self._unsure: Set[Key] = set()  # what is perhaps as long as the batch for the numbers of `COUNTS` alone
         self._unfit: Set[str] = set()  # nodes in a branch that is for other lengths of axes than the assumed ones
         self._independent = self._independent_nodes()
         is_any = any(None in self._lengths_beside(name) for name in inputs)
@@ -375,10 +376,23 @@ class Decisions:
         else:
             results = self._computed(node, states)
             self._keep_values(node, self._values_of(node))
+        if any(map(self._unsure.__contains__, node.inputs)) or self._seems_as_long(node, results):
+            self._unsure.update(node.outputs)
         for key, state in zip(node.outputs, results):
             if key not in self.inputs:
                 self.states[key] = state
                 self._note_size(node, key)
+
+    def _seems_as_long(self, node: Node, results: Sequence[Optional[State]]) -> bool:
+        """Whether a number that is no multiple of the examples, but seems one, says how long axes are."""
+        has_met = any(state is not None and state.kind in ("joined", "whole") for state in results)
+        may_be_any = has_met and node.type not in ELEMENTWISE
+        numbers = [
+            self.values.get(key)
+            for index, key in enumerate(node.inputs)
+            if may_be_any or index in SHAPES.get(node.type, ())
+        ]
+        return any(values is not None and _seems_multiple(values) for values in numbers)
 
     def _note_size(self, node: Node, key: Key) -> None:
         """Note whether a size is the same for any number of examples."""
@@ -593,7 +607,7 @@ class Decisions:
     def _values_of(self, node: Node) -> List[Optional[Values]]:
         if node.type not in OF_SHAPE:
             return value_of(node, [self.values.get(key) for key in node.inputs])
-        if any(self.states.get(key) is not None and self.states[key] != SIZE for key in node.outputs):
+        if any(map(self._unsure.__contains__, node.inputs)):
             return [None] * len(node.dtypes)
         return value_of(node, [self._lengths(node, key) for key in node.inputs])
 
@@ -604,7 +618,10 @@ class Decisions:
             return None
         if node.type == "Rank":
             return [np.array(len(pair[0]))] * len(SIZES)
-        factors = multiples_of(pair)
+        try:
+            factors = multiples_of(pair)
+        except Meets:
+            return None
         shapes = [
             np.array(
                 [factors[axis] * size if axis in factors else length for axis, length in enumerate(pair[0])], np.int64
@@ -665,7 +682,7 @@ class Decisions:
     def is_as_long_as_the_batch(self, key: Key) -> bool:
         """Whether the first axis of a tensor, and no other, is as long as there are examples."""
         one, other = self.shapes.dims(key)[:2]
-        if not one or not other or (one[0], other[0]) != COUNTS or one[1:] != other[1:]:
+        if key in self._unsure or not one or not other or (one[0], other[0]) != COUNTS or one[1:] != other[1:]:
             return False
         return self.shapes.is_the_same_for_other_lengths(key, 0)
 
@@ -719,6 +736,17 @@ def _behind(state: Optional[State], predicate: Optional[State]) -> Optional[Stat
     if predicate is None or state is None or state.kind not in ("rows", "list"):
         return either([state, predicate])
     return joined(level_of(predicate)) if predicate.kind == "joined" else _at_least(state, level_of(predicate))
+
+
+def _seems_multiple(values: Values) -> bool:
+    """Whether integers are multiples of the number of examples, or none, for those of `COUNTS` but not for others."""
+    if not np.issubdtype(values[0].dtype, np.integer):
+        return False
+    if len({value.shape for value in values}) > 1:
+        return True
+    numbers = np.stack([np.ravel(value) for value in values])
+    is_multiple = numbers == np.outer(SIZES, numbers[0] // SIZES[0])
+    return bool(np.any(is_multiple[: len(COUNTS)].all(axis=0) & ~is_multiple.all(axis=0)))
 
 
 def _is_new_meeting(state: Optional[State], states: Sequence[Optional[State]]) -> bool:

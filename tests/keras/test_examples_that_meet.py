@@ -66,7 +66,7 @@ def trained(made, options, run_eagerly=False):
     random = np.random.RandomState(1)
     made.set_weights([random.uniform(0.5, 1.5, w.shape) if w.ndim == 1 else w for w in made.get_weights()])
     if options is not None:
-        made = accum.GradientAccumulateModel.from_model(made, micro_batch_size=SIZE, **options)
+        made = accum.GradientAccumulateModel.from_model(made, **{"micro_batch_size": SIZE, **options})
     made.compile(tf.keras.optimizers.SGD(0.05), "mse", run_eagerly=run_eagerly)
     with warned("at once") as said:
         made.fit(X, Y, batch_size=COUNT, shuffle=False, verbose=0)
@@ -260,6 +260,49 @@ class ByTotal(layers.Layer):
 
 def test_a_layer_whose_examples_meet_in_a_variable_is_computed_at_once():
     ours, plain, said = both(lambda: net(ByTotal()))
+    assert len(said) == 1
+    assert_near(ours, plain, rtol=2e-5, atol=2e-5)
+
+
+def count_of(hidden):
+    return tf.shape(hidden)[0]
+
+
+BY_NUMBER = {
+    "padded to a length": lambda hidden: tf.pad(hidden, [[0, tf.maximum(0, 12 - count_of(hidden))], [0, 0], [0, 0]]),
+    "padded to a multiple": lambda hidden: tf.pad(tf.sort(hidden, 0), [[0, -count_of(hidden) % 5], [0, 0], [0, 0]]),
+    "without a rest": lambda hidden: tf.sort(hidden, 0)[: count_of(hidden) // 5 * 5],
+    "with others": lambda hidden: tf.concat(
+        [hidden, tf.zeros([tf.maximum(0, 12 - count_of(hidden)), TIMES, FEATURES])], 0
+    ),
+    "repeated": lambda hidden: tf.gather(hidden, tf.range(tf.maximum(count_of(hidden), 12)) % count_of(hidden)),
+}
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_what_is_as_long_as_large_batches_alone_has_no_rows(name):
+    """Lengths are inferred for numbers of examples for which these are those numbers."""
+    ours, plain, said = both(
+        lambda: net(lambda hidden: hidden / tf.reduce_sum(tf.exp(BY_NUMBER[name](hidden)), 0)), micro_batch_size=3
+    )
+    assert len(said) == 1
+    assert_near(ours, plain, rtol=2e-5, atol=2e-5)
+
+
+@tf.custom_gradient
+def sine(values):
+    return tf.sin(values), lambda upstream: upstream * tf.cos(values)
+
+
+@pytest.mark.parametrize("size", [1, SIZE - 1])
+def test_a_gradient_that_takes_what_was_computed_of_a_micro_batch_is_computed_at_once(size):
+    """It is a function of the tensors that it was defined with, also where its operation is copied."""
+
+    def by_pairs(hidden):
+        pairs = tf.einsum("btf,ctf->bc", hidden, hidden)
+        return hidden + tf.reduce_mean(sine(pairs), 1)[:, None, None]
+
+    ours, plain, said = both(lambda: net(by_pairs), micro_batch_size=size)
     assert len(said) == 1
     assert_near(ours, plain, rtol=2e-5, atol=2e-5)
 
