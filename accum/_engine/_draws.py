@@ -117,6 +117,7 @@ class Draws:
       number: how many operations have drawn.
       others: names of those whose numbers differ with the size of micro-batches.
       drawn: tensors of the numbers of the examples.
+      shapes: of each of these, the tensor of its shape.
       size: the largest number of examples that are computed at once, if it is known.
     """
 
@@ -140,6 +141,7 @@ class Draws:
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self.others: List[str] = []
         self.drawn: List[tf.Tensor] = []
+        self.shapes: List[tf.Tensor] = []
         self.size: Optional[int] = None
         self._fixed: List[tf.Tensor] = []  # numbers for more rows than that
         self._advancing: List[str] = []
@@ -255,6 +257,7 @@ class Draws:
         rows = self._drawn_rows(op)
         rows.set_shape(op.output.shape)
         self.drawn.append(rows)
+        self.shapes.append(op.shape)
         return rows
 
     def _is_of_examples(self, shape: Sequence[Optional[int]]) -> bool:

@@ -31,9 +31,10 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
     names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
+    shapes = [_name_of(key) for key in trace.drawn_shapes]
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients({}, {}, True)
-        found = _rows.analyse(graph, names + own.operations, inputs)
+        found = _rows.analyse(graph, names + shapes + own.operations, inputs)
     except _rows.ConstantBatchSize as error:
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
@@ -41,6 +42,10 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     mixing = own.mixing(found)
     if mixing:
         return mixing
+    drawn = zip(trace.drawn, trace.drawn_shapes)
+    of_pairs = [_name_of(key) for key, shape in drawn if found.has_other_lengths_by_count(shape)]
+    if of_pairs:  # of each example, as many numbers as there are examples
+        return of_pairs
     levels = dict.fromkeys(trace.outputs if are_means else [], 1)
     own_ops = set(map(_name_of, moments))  # and what spreads a mean
     own_ops |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}

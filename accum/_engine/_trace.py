@@ -201,6 +201,7 @@ class Trace(NamedTuple):
       draws: how many operations draw.
       other_draws: names of those whose numbers differ with the size of micro-batches.
       drawn: of the random numbers of the examples.
+      drawn_shapes: of their shapes.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -227,6 +228,7 @@ class Trace(NamedTuple):
     draws: int
     other_draws: List[str]
     drawn: List[Key]
+    drawn_shapes: List[Key]
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -362,6 +364,7 @@ def _read(
         marks.draws.number,
         marks.draws.others,
         _names(marks.draws.drawn),
+        _names(marks.draws.shapes),
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],

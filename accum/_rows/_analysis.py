@@ -79,6 +79,11 @@ class Analysis:
         """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
         return self._decided.is_count(tensor_name)
 
+    def has_other_lengths_by_count(self, shape_name: str) -> bool:
+        """Whether a shape has lengths after the first that depend on how many examples there are."""
+        values = self._decided.values.get(shape_name)
+        return values is not None and any(list(value[1:]) != list(values[0][1:]) for value in values)
+
     def is_list(self, tensor_name: str) -> bool:
         """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
         state = self._states.get(tensor_name)

@@ -289,6 +289,19 @@ def test_what_is_as_long_as_large_batches_alone_has_no_rows(name):
     assert_near(ours, plain, rtol=2e-5, atol=2e-5)
 
 
+def test_numbers_that_are_drawn_for_pairs_of_examples_are_those_of_the_batch():
+    tf.random.set_seed(3)
+    function = lambda hidden: (  # noqa: E731
+        hidden + tf.reduce_sum(tf.random.uniform([count_of(hidden), count_of(hidden)]), 1)[:, None, None]
+    )
+    for size in (3, COUNT):
+        made = accum.GradientAccumulateModel.from_model(net(function), micro_batch_size=size)
+        with warned("at once") as said:
+            made.compile("sgd", "mse")
+            made.train_on_batch(X, Y)
+        assert len(said) == 1
+
+
 @tf.custom_gradient
 def sine(values):
     return tf.sin(values), lambda upstream: upstream * tf.cos(values)
