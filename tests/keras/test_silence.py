@@ -952,7 +952,7 @@ def said_of_changes(model, **options):
 def test_a_layer_that_changes_its_variables_at_each_call_is_warned_of_once(kind, options, run_eagerly):
     make, names = CHANGING[kind]
     (line,) = said_of_changes(from_model(with_layer(make), **options), run_eagerly=run_eagerly)
-    shown = line.split("Changed: ")[1]
+    shown = line.split("Changed: ")[1].split(" [accum")[0]
     assert [name.split("/")[-1].strip("'].") for name in shown.split(", ")] == names
 
 
@@ -1027,7 +1027,7 @@ def test_a_variable_that_a_conditional_changes_is_warned_of_unless_it_asks_for_s
     model = model_class()
     model(X[:1])
     said = said_of_changes(from_model(model, 2))
-    assert [line.split("Changed: ")[1].split("/")[-1].strip("[].'") for line in said] == names
+    assert [line.split("Changed: ")[1].split(" [accum")[0].split("/")[-1].strip("[].'") for line in said] == names
 
 
 class Assigned(layers.Layer):
