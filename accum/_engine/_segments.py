@@ -646,7 +646,7 @@ def _with_second_gradient(
         def by_sources(ys: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor]) -> List[Optional[tf.Tensor]]:
             try:
                 found = tf.gradients(ys, by + of, grad_ys)
-            except LookupError as error:  # the gradient of a function, which TensorFlow can't differentiate
+            except (LookupError, ValueError) as error:  # of a function or, in 2.2, a loop that can't be differentiated
                 raise ValueError(NOT_TWICE) from error
             grads = [None if grad is None else tf.convert_to_tensor(grad) for grad in found]
             following = iter(grads[len(handles) :])
