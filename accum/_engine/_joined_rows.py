@@ -13,9 +13,6 @@ from accum._engine._part import Part
 from accum._engine._trace import Marks
 from accum._tf import tf
 
-MOST = 32
-"""How many times the examples of a function may meet, one after the other."""
-
 
 class Joined(NamedTuple):
     """A part of a graph that is computed with the whole batch.
@@ -42,15 +39,14 @@ def join_rows(
       outputs: the outputs of the function.
       are_means: whether these are a mean over the examples, spread over them.
     """
-    outputs = list(outputs)
-    for _ in range(MOST):
-        graph = _Graph(marks, inputs, outputs, are_means)
-        joined = graph.joined()
-        if joined is None:
-            break
+    graph = _Graph(marks, inputs, list(outputs), are_means)
+    joined = graph.joined()
+    while joined is not None:
         parts = _marked(marks, graph, joined)
-        outputs = graph.replace(dict(zip([tensor.name for tensor in joined.results], parts)))
-    return outputs
+        replaced = graph.replace(dict(zip([tensor.name for tensor in joined.results], parts)))
+        graph = _Graph(marks, inputs, replaced, are_means)
+        joined = graph.joined()
+    return graph.outputs
 
 
 def _marked(marks: Marks, graph: "_Graph", joined: Joined) -> List[tf.Tensor]:
@@ -74,7 +70,7 @@ class _Graph:
 
     def __init__(self, marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], are_means: bool) -> None:
         self._marks = marks
-        self._outputs = outputs
+        self.outputs = outputs
         taken = [tensor for tensors, *_ in marks.wholes for tensor in tensors]
         moments = [part for _, _, _, moments, _, _ in marks.statistics for part in moments]
         ops = marks.graph.get_operations()
@@ -101,8 +97,6 @@ class _Graph:
             [first], lambda op: [user for one in op.outputs for user in self._users.get(one.name, [])]
         )
         whole = self._reached([first], self._users_of_joined)
-        if any(op.name in self._own for op in whole):
-            raise ValueError(f"statistics are taken of what examples have met in. Received: {first.name!r}.")
         results = [one for op in whole for one in op.outputs if self._is_rows(one) and self._is_used(one)]
         assigned = [one for op in whole for one in op.outputs if not self._is_rows(one) and self._is_assigned(one)]
         inputs: Dict[str, tf.Tensor] = {}
@@ -114,8 +108,6 @@ class _Graph:
             return [one.op for one in needed if one.name not in inputs]
 
         self._reached([one.op for one in results + assigned], sources)
-        if not (results or assigned) or not inputs:
-            raise ValueError(f"what examples have met in has no rows again. Received: {first.name!r}.")
         return Joined(list(inputs.values()), results, assigned)
 
     def _first(self) -> Optional[tf.Operation]:
@@ -127,7 +119,7 @@ class _Graph:
         """Return what takes results of an operation that are no rows, and so is computed with the whole batch too."""
         joined = [one for one in op.outputs if not self._is_rows(one)]
         if any(one is wanted for one in joined for wanted in self._wanted if not self._is_assigned(one)):
-            raise ValueError(f"an output has no rows of the examples. Received: {op.name!r}.")
+            raise ValueError(f"an output, or a statistic, has no rows of the examples. Received: {op.name!r}.")
         return [user for one in joined for user in self._users.get(one.name, [])]
 
     @staticmethod
@@ -169,7 +161,7 @@ class _Graph:
         marks.rows = list(map(now, marks.rows))
         marks.statistics = [(one, begin, now(values), *others) for one, begin, values, *others in marks.statistics]
         marks.wholes = [(list(map(now, tensors)), *others) for tensors, *others in marks.wholes]
-        return list(map(now, self._outputs))
+        return list(map(now, self.outputs))
 
 
 def _has_examples(tensor: tf.Tensor) -> bool:
