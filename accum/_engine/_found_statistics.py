@@ -83,10 +83,7 @@ class FoundStatistics:
             elif op.name in pairs:
                 replaced.update(self._replace_pair(pairs[op.name], replaced))
         self._marks.unknown = self._others()
-        for op in self._ops if replaced else ():
-            for index, tensor in enumerate(op.inputs):
-                if tensor.name in replaced:
-                    _tf.graphs.replace_input(op, index, replaced[tensor.name])
+        _tf.graphs.replace_inputs(self._ops if replaced else (), replaced)
         self._marks.losses = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
         return [replaced.get(tensor.name, tensor) for tensor in outputs]
 

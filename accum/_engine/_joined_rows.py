@@ -74,15 +74,17 @@ class _Graph:
         taken = [tensor for tensors, *_ in marks.wholes for tensor in tensors]
         moments = [part for _, _, _, moments, _, _ in marks.statistics for part in moments]
         ops = marks.graph.get_operations()
-        self._assigned = [op.inputs[1] for op in ops if _tf.op_walks.is_assignment(op.type) and len(op.inputs) == 2]
-        self._wanted = outputs + taken + list(marks.rows) + moments + self._assigned
+        assigned = [op.inputs[1] for op in ops if _tf.op_walks.is_assignment(op.type) and len(op.inputs) == 2]
+        wanted = outputs + taken + list(marks.rows) + moments + assigned
+        self._assigned = {tensor.name for tensor in assigned}
+        self._wanted = {tensor.name for tensor in wanted}
         self._own = set(marks.own) | {tensor.op.name for tensor in moments}
         if are_means:  # what spreads a mean over the examples
             self._own |= {tensor.op.name for output in outputs for tensor in output.op.inputs}
-        self._rows_found = list(inputs) + marks.draws.drawn + [part for *_, parts in marks.wholes for part in parts]
-        given = {one.name: _rows.Rows(0, 1) for one in self._rows_found if _has_examples(one)}
-        self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in self._wanted], given)
-        self._ops = _tf.op_walks.ancestors([tensor.op for tensor in self._wanted])
+        rows = [*inputs, *marks.draws.drawn, *[part for *_, parts in marks.wholes for part in parts]]
+        given = {one.name: _rows.Rows(0, 1) for one in rows if _has_examples(one)}
+        self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given)
+        self._ops = _tf.op_walks.ancestors([tensor.op for tensor in wanted])
         self._users: Dict[str, List[tf.Operation]] = {}
         for op in self._ops:
             for tensor in op.inputs:
@@ -98,7 +100,8 @@ class _Graph:
         )
         whole = self._reached([first], self._users_of_joined)
         results = [one for op in whole for one in op.outputs if self._is_rows(one) and self._is_used(one)]
-        assigned = [one for op in whole for one in op.outputs if not self._is_rows(one) and self._is_assigned(one)]
+        joined = [one for op in whole for one in op.outputs if not self._is_rows(one)]
+        assigned = [one for one in joined if one.name in self._assigned]
         inputs: Dict[str, tf.Tensor] = {}
 
         def sources(op: tf.Operation) -> List[tf.Operation]:
@@ -118,7 +121,7 @@ class _Graph:
     def _users_of_joined(self, op: tf.Operation) -> List[tf.Operation]:
         """Return what takes results of an operation that are no rows, and so is computed with the whole batch too."""
         joined = [one for one in op.outputs if not self._is_rows(one)]
-        if any(one is wanted for one in joined for wanted in self._wanted if not self._is_assigned(one)):
+        if any(one.name in self._wanted and one.name not in self._assigned for one in joined):
             raise ValueError(f"an output, or a statistic, has no rows of the examples. Received: {op.name!r}.")
         return [user for one in joined for user in self._users.get(one.name, [])]
 
@@ -138,20 +141,13 @@ class _Graph:
     def _is_rows(self, tensor: tf.Tensor) -> bool:
         return self._found.is_as_long_as_the_batch(tensor.name)
 
-    def _is_assigned(self, tensor: tf.Tensor) -> bool:
-        return any(tensor is one for one in self._assigned)
-
     def _is_used(self, tensor: tf.Tensor) -> bool:
-        return tensor.name in self._users or any(tensor is one for one in self._wanted)
+        return tensor.name in self._users or tensor.name in self._wanted
 
     def replace(self, replaced: Dict[str, tf.Tensor]) -> List[tf.Tensor]:
         """Let the rest of the graph take other tensors. Returns the outputs, which may be among them."""
         marks = self._marks
-        for key in replaced:
-            for op in marks.graph.get_operations():
-                for index, tensor in enumerate(op.inputs):
-                    if tensor.name == key:
-                        _tf.graphs.replace_input(op, index, replaced[key])
+        _tf.graphs.replace_inputs(marks.graph.get_operations() if replaced else (), replaced)
 
         def now(tensor: tf.Tensor) -> tf.Tensor:
             return replaced.get(tensor.name, tensor)

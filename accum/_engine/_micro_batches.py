@@ -383,21 +383,30 @@ class KeptTensors:
 
 
 class SlicesSum(Concatenated):
-    """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
+    """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table.
 
-    def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:
+    Args:
+      values, indices: those of the slices.
+      dense_shape: list of ints.
+      are_positions: whether the rows depend on no example, so that micro-batches of the same shape have the same ones.
+    """
+
+    def __init__(
+        self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int], are_positions: bool = False
+    ) -> None:
         super().__init__(values, indices)
         self._dense_shape = dense_shape
+        self._are_positions = are_positions
 
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
         values, indices = self._joined(state, compiled)
-        if not compiled:
+        if self._are_positions and not compiled:
             values, indices = _once_if_alike(values, indices, state[1].size())
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
 def _once_if_alike(values: tf.Tensor, indices: tf.Tensor, parts: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Return the slices of all micro-batches, added up if each has the same rows, as those of positions are."""
+    """Return the slices of all micro-batches, added up if each has the same rows, as of positions in examples."""
     length = tf.shape(indices)[0]
     each = length // parts
     by_part = tf.reshape(indices[: each * parts], tf.stack([parts, each]))
@@ -428,6 +437,13 @@ class SlicesOfSameRows(Combined):
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
+def _may_be_positions(indices: tf.Tensor) -> bool:
+    """Whether rows may be those of positions in each example, where no graph tells: 0, 1, 2, … then."""
+    return len(indices) > 1 and bool(
+        tf.reduce_all(tf.equal(tf.reshape(indices, [-1]), tf.range(len(indices), dtype=indices.dtype)))
+    )
+
+
 def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Optional[Combined]:
     """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
     if grad is None:
@@ -435,8 +451,13 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     dtype = _tf.variables.at_least_float32(grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
         values = weighted(tf.cast(grad.values, dtype), weight)
-        is_same = not tf.executing_eagerly() and _tf.op_walks.depends_on_variables_alone(grad.indices)
-        return (SlicesOfSameRows if is_same else SlicesSum)(values, grad.indices, var.shape.as_list())
+        shape = var.shape.as_list()
+        if tf.executing_eagerly():
+            return SlicesSum(values, grad.indices, shape, _may_be_positions(grad.indices))
+        if _tf.op_walks.depends_on_variables_alone(grad.indices):
+            return SlicesOfSameRows(values, grad.indices, shape)
+        are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_shapes=True)
+        return SlicesSum(values, grad.indices, shape, are_positions)
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)
     return Sum(grad)

@@ -76,6 +76,7 @@ class Segments:
       first_needs: {key of a tensor that the gradient needs: the lowest level before whose end it does}.
       kept: keys that are kept for the gradient.
       backward: list of the backward `Phase` of each level, which may read what the level itself has made.
+      of_positions: keys of gradients by rows that depend on no example.
     """
 
     def __init__(self, trace: Trace, recompute: bool = True) -> None:
@@ -118,6 +119,9 @@ class Segments:
         read = _cut_graph.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
         self.first_needs.update({key: uses[key].level for key in read})
         self.backward = graph.reading(read)
+        rows = {grad[0]: trace.graph.get_tensor_by_name(grad[1]) for grad in trace.grads if isinstance(grad, tuple)}
+        alone = _tf.op_walks.depends_on_variables_alone
+        self.of_positions = {key for key, tensor in rows.items() if alone(tensor, or_shapes=True)}
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
@@ -493,7 +497,10 @@ class SegmentedFunction:
             return _Backward(
                 [Kept(value(key), reusable.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
-                [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
+                [
+                    SlicesSum(value(key), value(rows[key][0]), rows[key][1], key in self._segments.of_positions)
+                    for key in own_rows
+                ],
                 [JoinedRows(value(key)) for key in watched],
             )
 
@@ -611,8 +618,8 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 NOT_TWICE = (
     "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
-    "normalisation, an embedding, a loop, an effect, or an operation with a gradient of its own: use a network without "
-    "these, or pass `whole_batch=()`. [accum: whole-batch-gradient]"
+    "normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, or one with a gradient of "
+    "its own: use a network without these, or pass `whole_batch=()`. [accum: whole-batch-gradient]"
 )
 
 

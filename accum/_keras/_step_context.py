@@ -61,7 +61,7 @@ def of_model(model: Optional[tf.keras.Model]) -> StepContext:
 def of_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> StepContext:
     """Return the context of the step on this replica that concerns `optimizer`; an empty one if there is none."""
     replica = _replicas.replica_number() if _RUNNING else None
-    for (number, _), context in list(_RUNNING.items()):
+    for (number, _), context in reversed(list(_RUNNING.items())):  # of steps within each other, the inner one
         if number == replica and any(one is optimizer for one in context.optimizers):
             return context
     return _NONE

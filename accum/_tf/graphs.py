@@ -53,6 +53,14 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def replace_inputs(ops: Iterable[tf.Operation], replaced: Dict[str, tf.Tensor]) -> None:
+    """Replace inputs of ops that are in a graph already, given {name of a tensor: what takes its place}."""
+    for op in ops:
+        for index, tensor in enumerate(op.inputs):
+            if tensor.name in replaced:
+                replace_input(op, index, replaced[tensor.name])
+
+
 def add_control_input(op: tf.Operation, other: tf.Operation) -> None:
     """Let an op that is in a graph already wait for another; there is no public name. Dies with `tf.compat.v1`."""
     op._add_control_input(other)

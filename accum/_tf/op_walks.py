@@ -46,9 +46,15 @@ def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
 
 
-def depends_on_variables_alone(tensor: tf.Tensor) -> bool:
-    """Whether a tensor of a function is computed from variables and constants, and not drawn."""
-    ops = ancestors([tensor.op])
+def depends_on_variables_alone(tensor: tf.Tensor, or_shapes: bool = False) -> bool:
+    """Whether a tensor of a function is computed from variables and constants, and not drawn.
+
+    Args:
+      tensor: the tensor.
+      or_shapes: whether it may be computed from shapes of other tensors too.
+    """
+    shapes = ("Shape", "ShapeN", "Size", "Rank") if or_shapes else ()
+    ops = ancestors([tensor.op], sources=lambda op: [] if op.type in shapes else sources_of(op, with_control=False))
     return all(
         op.outputs[0].dtype == tf.resource
         if op.type == "Placeholder"

@@ -387,6 +387,24 @@ def test_an_optimizer_gets_each_row_of_a_table_of_positions_once(options, is_kno
     assert_equal(*results)
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["default", "whole batch"])
+def test_a_row_that_every_example_looks_up_is_no_position(options, run_eagerly):
+    """The full batch has a slice for each example, and Adam of Keras 3 takes them one by one."""
+
+    def program():
+        stack = [tf.keras.Input((2,), dtype="int32"), layers.Embedding(9, 4), layers.Flatten(), layers.Dense(1)]
+        return tf.keras.Sequential(stack), np.full((36, 2), 3, "int32"), "mse"
+
+    results = []
+    plain, split, x, loss = pair(program, micro_batch_size=SIZE, **options)
+    for model in (plain, split):
+        model.compile(tf.keras.optimizers.Adam(0.01, epsilon=0.01), loss, run_eagerly=run_eagerly, **JIT)
+        model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
+
+
 def test_outputs_that_depend_on_no_example_do_not_keep_a_network_from_being_split():
     model, x, loss = pair(BATCHWISE["learned scale"], micro_batch_size=SIZE)[1:]
     with silent(UserWarning):
