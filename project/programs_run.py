@@ -204,7 +204,7 @@ def measure_split(name, trees):
 
 
 def changed_twice(train_op):
-    """Return the names of the variables that two updates of a train op change, one of which reads them at any time."""
+    """Return the names of the variables that a train op changes twice and also reads, in no fixed order."""
     updates = _order._Ops(train_op).updates_of()
     return {name for name in unordered_variables(train_op) if len(updates[name]) > 1}
 

@@ -895,8 +895,8 @@ def _require_examples(output: tf.Tensor) -> None:
 
 
 NOT_ROWS = (
-    "What was computed from all examples was found to have an entry for each of them, and has not for this number of "
-    "examples: leave out `micro_batch_size`, or let the lengths of tensors not depend on the number of examples so."
+    "A tensor that is computed from all examples should have one entry for each of them, but has another number for "
+    "this batch: leave out `micro_batch_size`, or let lengths be multiples of the number of examples, or constants."
     " [accum: examples-meet]"
 )
 

@@ -113,7 +113,6 @@ class Marks:
       rows: tensors that metrics of layers take, which must have an entry for each example.
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
-      is_whole: whether a function is being called with the whole batch.
       unknown: names of reductions over the examples that are no barriers, though they should be.
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
       watched: tensors of the micro-batch by which to differentiate, too: arguments of the function.
@@ -129,7 +128,6 @@ class Marks:
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
         self.own: Set[str] = set()
-        self.is_whole = False
         self.unknown: List[str] = []
         self.sources: Optional[List[Union[tf.Tensor, tf.Variable]]] = None
         self.watched: List[tf.Tensor] = []
@@ -180,12 +178,7 @@ class Marks:
     def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
         arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in inputs]
-        # `total` also counts the examples that were before the batch.
-        count = self.total if self._compiled else tf.shape(arguments[0], out_type=tf.int64)[0]
-        self.is_whole = True
-        with self.draws.of(self.total - count, count):
-            results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
-        self.is_whole = False
+        results = list(function(*arguments))
         parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
         self.wholes.append((list(inputs), arguments, results, parts))
         return parts

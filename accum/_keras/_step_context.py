@@ -3,7 +3,7 @@
     ModelSteps, SplitStep, WholeBatchStep, TokenStep  ->  entering(model, …), while a step or a part of it runs
     optimizers, losses, metrics, calls of the model   ->  of_model(model) or of_optimizer(optimizer)
 
-So nothing of a running step is kept in a model or an optimizer.
+So nothing of a running step is kept in a model, and in an optimizer only the weight of `weighing`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class StepContext(NamedTuple):
       optimizers: the `GradientAccumulateOptimizer`s that it concerns.
       train_step: the `TrainStep` that watches them, or None.
       overlaps: whether gradients may be summed over workers while others are still computed.
-      parts: what each of an optimizer's listeners has seen of the micro-batches whose gradients it gets together.
+      parts: for each listener of the optimizer, what it has seen of the micro-batches of the batch.
       calls: the `WholeBatchCalls` that stand in for calls of the model, or None.
       metrics: the `StepMetrics` of a micro-batch, or None.
       added_sums: the `AddedSums` of a micro-batch, or None.

@@ -22,7 +22,7 @@ SHAPES = {
 
 
 def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
-    """Return the number of examples, above 1, if it is the same constant for all tensors of which it is known."""
+    """Return the number of examples, above 1, if it is a constant in some tensors, and the same one in all of these."""
     counts = {tensor.shape.as_list()[0] for tensor in batch} - {None}
     count = counts.pop() if counts else None
     return count if not counts and count is not None and count > 1 else None

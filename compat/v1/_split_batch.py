@@ -517,7 +517,7 @@ class _Split:
         is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
         is_number = verdict.kind == "behind" and not any(self._analysis.has_met(one.name) for one in op.outputs)
         if verdict.kind == "rows" and not all(one.dtype.is_floating for one in self._analysis.counts_taken_by(op.name)):
-            return False  # an index or a condition, of which its gradient would take that of the micro-batch
+            return False  # an index or a condition: its gradient would take the number of the micro-batch
         if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):

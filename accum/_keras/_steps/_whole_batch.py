@@ -302,13 +302,12 @@ class _Added:
         return add
 
     def _add(self, layer: tf.keras.layers.Layer, loss: Leaf) -> None:
-        is_summed = _tf.steps.is_summed(loss)
-        is_of_examples = is_summed and (loss.shape.rank is None or loss.shape[0] is None)
-        if is_of_examples and loss.shape.rank and self._marks.is_here() and not self._marks.is_whole:
+        is_of_examples = _tf.steps.is_summed(loss) and (loss.shape.rank is None or loss.shape[0] is None)
+        if is_of_examples and loss.shape.rank and self._marks.is_here():
             self._added.append((layer, _entries(loss, self._count)))
             return
         self._added.append((layer, None))
-        self._marks.losses.append((tf.reduce_sum(loss), is_of_examples or (is_summed and self._marks.is_whole)))
+        self._marks.losses.append((tf.reduce_sum(loss), is_of_examples))
 
 
 def _entries(loss: tf.Tensor, count: Size) -> tf.Tensor:
@@ -337,8 +336,6 @@ def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wa
     update_state, is_sum = metric.update_state, isinstance(metric, tf.keras.metrics.Sum)
 
     def update(*args: Nested, **kwargs: Nested) -> Wait:
-        if marks.is_whole:
-            return update_state(*args, **kwargs)
         tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
         if not marks.is_here() or not tensors:
             raise ValueError(
