@@ -22,6 +22,7 @@ from accum._tf import (
     op_walks,
     optimizer_state,
     optimizers,
+    patches,
     random_ops,
     steps,
     strategies,

@@ -1,8 +1,8 @@
 """Build the inner optimizer and make its steps."""
 
-import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
+from accum._tf import patches
 from accum._tf.optimizers import (
     LegacyOptimizer,
     NewOptimizer,
@@ -124,7 +124,7 @@ def apply(
                 grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
             # Without summing over replicas after clipping; there is no public switch for that.
             parts = _parts(optimizer) if replicas > 1 else []
-            with _reductions_replaced(parts, "_all_reduce_sum_gradients"):
+            with patches.SUMS.on_all(parts, "_all_reduce_sum_gradients", list):
                 done = optimizer.apply_gradients(grads_and_vars)
         elif replicas == 1 or VERSION < (2, 2):
             if replicas > 1:  # in TF 1.15 they always reduce, like v1 optimizers; dies with 1.15
@@ -164,7 +164,7 @@ def without_sum_of_one(optimizer: Any) -> Any:
     is_single = VERSION >= (2, 11) and tf.distribute.get_strategy().num_replicas_in_sync == 1
     name = _name_of_reduction(optimizer)
     parts = [part for part in _parts(optimizer) if is_single and _reduces_as_keras(part, name)]
-    return _reductions_replaced(parts, name)
+    return patches.SUMS.on_all(parts, name, list)
 
 
 _BEFORE_SUMS = [
@@ -193,17 +193,6 @@ def sums_before_all_else(optimizer: Any) -> bool:
 
 def _parts(optimizer: Any) -> List[Any]:
     return [optimizer] + list(getattr(optimizer, "optimizers", ()))  # the parts of a MultiOptimizer
-
-
-@contextlib.contextmanager
-def _reductions_replaced(parts: Sequence[Any], name: str) -> Iterator[None]:
-    for part in parts:
-        part.__dict__[name] = list
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.__dict__.pop(name, None)  # the thread of another replica may have removed it
 
 
 def _name_of_reduction(optimizer: Any) -> str:

@@ -3,8 +3,9 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
+from accum._tf import patches
 from accum._tf.layers import comes_with_keras
-from accum._tf.steps import own_methods, when_built
+from accum._tf.steps import when_built
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
@@ -87,7 +88,7 @@ def recording_losses(
 
             def record() -> None:
                 watched = [entry._replace(loss=_recorded(entry, calls, changed)) for entry in container._flat_losses]
-                stack.enter_context(own_methods(container, _flat_losses=watched))
+                stack.enter_context(patches.RECORDED_LOSSES.on(container, _flat_losses=watched))
 
             stack.enter_context(when_built(container, record))
         elif changed is not None:
@@ -95,7 +96,7 @@ def recording_losses(
             def change() -> None:
                 named = zip(container._output_names, container._losses)
                 losses = [loss and _ChangedLoss(name, loss, changed) for name, loss in named]
-                stack.enter_context(own_methods(container, _losses=losses))
+                stack.enter_context(patches.RECORDED_LOSSES.on(container, _losses=losses))
 
             stack.enter_context(when_built(container, change))
         yield calls
@@ -195,7 +196,7 @@ def scalars_as_means(container: Any) -> Any:
     def replace_calls() -> None:
         losses = {id(loss): loss for _, loss, *_ in container._flat_losses if loss is not None}  # has no public name
         for loss in losses.values():
-            stack.enter_context(own_methods(loss, call=_with_axis(loss.call)))
+            stack.enter_context(patches.RECORDED_LOSSES.on(loss, call=_with_axis(loss.call)))
 
     if IS_KERAS_3:
         stack.enter_context(when_built(container, replace_calls))

@@ -6,6 +6,7 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from accum._tf import patches
 from accum._tf.layers import comes_with_keras
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
@@ -72,10 +73,10 @@ def finish_clones(cls: type, finish: Callable[[Any, Any], Any]) -> None:
 
     Keras clones a functional or Sequential model as a plain one, whatever its class, and offers no hook to change that.
     """
-    namespace = inspect.unwrap(tf.keras.models.clone_model).__globals__
+    module = inspect.getmodule(inspect.unwrap(tf.keras.models.clone_model))
     for name in ("_clone_functional_model", "_clone_sequential_model"):
-        if name in namespace:
-            namespace[name] = _finished(namespace[name], cls, finish)
+        if hasattr(module, name):
+            patches.CLONES.keep(module, name, _finished(getattr(module, name), cls, finish))
 
 
 def _finished(function: Callable[..., Any], cls: type, finish: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -171,11 +172,6 @@ def registered_name(value: Any) -> Optional[str]:
 def registered_object(name: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
     """Return the object that is registered with Keras under `name`, or None."""
     return (custom_objects or {}).get(name, tf.keras.utils.get_custom_objects().get(name))
-
-
-def set_untracked(model: tf.keras.Model, name: str, value: Any) -> None:
-    """Set an attribute of a Keras model that is hidden from checkpoints and from the list of layers."""
-    model.__dict__[name] = value
 
 
 def is_layered_model(model: tf.keras.Model) -> bool:

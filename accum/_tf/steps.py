@@ -3,9 +3,9 @@
 import contextlib
 import functools
 import importlib
-import inspect
 from typing import Any, Callable, Iterator, List, Sequence
 
+from accum._tf import patches
 from accum._tf.graphs import called_as_in_fit, run_as_written
 from accum._tf.models import layers_of
 from accum._tf.version import IS_KERAS_3, VERSION, tf
@@ -50,24 +50,6 @@ def local_result(metric: tf.keras.metrics.Metric) -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def own_methods(instance: Any, **methods: Any) -> Iterator[None]:
-    """Replace methods or attributes of one instance in this context, hidden from Keras' tracking of attributes."""
-    before = {name: instance.__dict__[name] for name in methods if name in instance.__dict__}
-    for name, method in methods.items():
-        if inspect.isfunction(method) and callable(getattr(instance, name, None)):
-            # Wrapping layers ask for it: `TimeDistributed` passes a mask if `call` has an argument of that name.
-            with contextlib.suppress(ValueError):  # the methods of metrics in 2.2 have none; dies with 2.2
-                method.__signature__ = inspect.signature(getattr(instance, name))  # type: ignore[attr-defined]
-    instance.__dict__.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            instance.__dict__.pop(name, None)
-        instance.__dict__.update(before)
-
-
-@contextlib.contextmanager
 def when_built(container: Any, then: Callable[[], Any]) -> Iterator[None]:
     """Call `then()` in this context once a container of compiled losses or metrics is built: now, or by its first call.
 
@@ -84,7 +66,7 @@ def when_built(container: Any, then: Callable[[], Any]) -> Iterator[None]:
         build(*args, **kwargs)
         then()
 
-    with own_methods(container, **{name: build_and_go_on}):
+    with patches.CONTAINERS.on(container, **{name: build_and_go_on}):
         yield
 
 
@@ -116,13 +98,13 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
             variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
             take(list(zip(grads, variables)), lambda pairs: optimizer.apply(*map(list, zip(*pairs))))
 
-        return own_methods(optimizer, apply=apply)
+        return patches.LOSS_SCALES.on(optimizer, apply=apply)
 
     def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         take(list(grads_and_vars), lambda pairs: optimizer.apply_gradients(pairs, *args, **kwargs))
         return tf.no_op() if not tf.executing_eagerly() else None
 
-    return own_methods(optimizer, apply_gradients=apply_gradients)
+    return patches.LOSS_SCALES.on(optimizer, apply_gradients=apply_gradients)
 
 
 @functools.lru_cache(maxsize=None)
@@ -345,4 +327,4 @@ def changing_added_losses(model: tf.keras.Model, change: Callable[[Any], Any]) -
     own = getattr(model, "_aggregate_additional_loss", None)
     if own is None:
         return contextlib.ExitStack()
-    return own_methods(model, _aggregate_additional_loss=lambda loss: own(change(loss)))
+    return patches.ADDED_LOSSES.on(model, _aggregate_additional_loss=lambda loss: own(change(loss)))

@@ -8,8 +8,10 @@ import functools
 import threading
 from typing import Any, Callable, Iterable, Iterator, List, Optional
 
+from accum._tf import patches
 from accum._tf.graphs import untouched_by_autograph
 from accum._tf.optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
+from accum._tf.patches import ClassPatch
 from accum._tf.variables import key_of
 from accum._tf.version import IS_KERAS_3, tf
 
@@ -72,49 +74,18 @@ class VariableReads:
 
 
 _in_this_thread = threading.local()  # .see: function of an optimizer; .call: function of a call of a layer; or None
-_lock = threading.Lock()
 
 
-class _Wrapped:
-    """Methods of classes that are wrapped as long as anyone watches, in any thread.
-
-    Args:
-      points: function that returns a list of (class, name of the method).
-      wrap: function of a method that returns what takes its place.
-    """
-
-    def __init__(self, points: Callable[[], Any], wrap: Callable[[Callable[..., Any]], Any]) -> None:
-        self._points, self._wrap = points, wrap
-        self._originals: List[Any] = []  # (class, name, method)
-        self._watchers = 0
-
-    @contextlib.contextmanager
-    def watched(self, name: str, see: Optional[Callable[..., Any]]) -> Iterator[None]:
-        """Let the methods find `see` in this thread, in this context."""
-        before = getattr(_in_this_thread, name, None)
-        setattr(_in_this_thread, name, see)
-        self._begin()
-        try:
+@contextlib.contextmanager
+def _telling(patch: ClassPatch, name: str, function: Optional[Callable[..., Any]]) -> Iterator[None]:
+    """Let the methods of `patch` find `function` in this thread, in this context."""
+    before = getattr(_in_this_thread, name, None)
+    setattr(_in_this_thread, name, function)
+    try:
+        with patch.on():
             yield
-        finally:
-            self._end()
-            setattr(_in_this_thread, name, before)
-
-    def _begin(self) -> None:
-        with _lock:
-            self._watchers += 1
-            if self._watchers == 1:
-                for cls, name in self._points():
-                    self._originals.append((cls, name, vars(cls)[name]))
-                    setattr(cls, name, self._wrap(vars(cls)[name]))
-
-    def _end(self) -> None:
-        with _lock:
-            self._watchers -= 1
-            if not self._watchers:
-                for cls, name, method in self._originals:
-                    setattr(cls, name, method)
-                del self._originals[:]
+    finally:
+        setattr(_in_this_thread, name, before)
 
 
 def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Any:
@@ -126,7 +97,7 @@ def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Any:
     Args:
       see: function of an optimizer; None: do not watch in this context.
     """
-    return _OPTIMIZERS.watched("see", see)
+    return _telling(_OPTIMIZERS, "see", see)
 
 
 def tell_watcher(optimizer: Any) -> None:
@@ -153,7 +124,7 @@ def _seen(function: Callable[..., Any]) -> Any:
     return apply_gradients
 
 
-_OPTIMIZERS = _Wrapped(_entry_points, _seen)
+_OPTIMIZERS = ClassPatch(patches.OPTIMIZERS, _entry_points, _seen)
 
 
 def replacing_calls(call: Callable[..., Any]) -> Any:
@@ -162,7 +133,7 @@ def replacing_calls(call: Callable[..., Any]) -> Any:
     `own` is the method `__call__` of the layer's base class. A train step may call any layer, so that of the base class
     is wrapped as long as anyone watches.
     """
-    return _CALLS.watched("call", call)
+    return _telling(_CALLS, "call", call)
 
 
 def _replaced_call(function: Callable[..., Any]) -> Any:
@@ -181,4 +152,4 @@ def _calls() -> Any:
     return [(next(base for base in layer.__mro__ if "__call__" in vars(base)), "__call__")]
 
 
-_CALLS = _Wrapped(_calls, _replaced_call)
+_CALLS = ClassPatch(patches.CALLS, _calls, _replaced_call)

@@ -2,6 +2,7 @@
 
 import ast
 import glob
+import importlib.util
 import os
 
 import pytest
@@ -135,3 +136,74 @@ def is_of_all(node):
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if MODULES[name].endswith("__init__.py")))
 def test_a_package_says_what_it_holds(name):
     assert ast.get_docstring(tree_of(MODULES[name]))
+
+
+ELSEWHERE = {
+    ("_tf.tracking", "optimizer"): "a switch of TensorFlow's",
+    ("_keras._steps._whole_batch", "outputs[]"): "a mask or logits, as Keras gives them to its tensors",
+    ("_keras._model._optimizers", "model"): "an optimizer in an attribute of the user's",
+    ("_tf.watching", "_in_this_thread"): "ours",
+    ("_tf.graphs", "function"): "ours",
+    ("_tf.models", "model"): "what `compile` received, for files of the model",
+    ("_keras._model._accumulation", "optimizer"): "an `accum_steps` that the user has set on a `LossScaleOptimizer`",
+}
+"""(Module, object) whose attributes are set by name, though nothing of Keras or TensorFlow is replaced."""
+
+
+def changed_by_name(nodes):
+    """The objects whose attributes are set by `setattr`, or in `__dict__` or `vars`, as text."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            yield text_of(node.args[0])
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("update", "setdefault", "pop"):
+            yield owner(node.func.value)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield owner(node.value)
+
+
+def text_of(node):
+    if isinstance(node, ast.Attribute):
+        return f"{text_of(node.value)}.{node.attr}"
+    return f"{text_of(node.value)}[]" if isinstance(node, ast.Subscript) else getattr(node, "id", "?")
+
+
+def owner(node):
+    """The object of `object.__dict__` or `vars(object)`, as text, or None."""
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return text_of(node.value)
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "vars":
+        return text_of(node.args[0])
+    return None
+
+
+def test_what_is_replaced_in_keras_and_tensorflow_stands_in_one_file():
+    """What is not `self`, or `made` here."""
+    found = {
+        (name[len("accum.") :], changed)
+        for name, path in MODULES.items()
+        if layer(name) in ("_tf", "_engine", "_keras", "compat") and name != "accum._tf.patches"
+        for changed in changed_by_name(ast.walk(tree_of(path)))
+        if changed is not None and changed.split(".")[0] not in ("self", "made")
+    }
+    assert found == set(ELSEWHERE)
+
+
+def test_every_patch_is_in_use():
+    nodes = tree_of(MODULES["accum._tf.patches"]).body
+    names = [node.targets[0].id for node in nodes if isinstance(node, ast.Assign)]
+    assert len(names) > 10
+    used = {
+        node.attr
+        for path in MODULES.values()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and getattr(node.value, "attr", getattr(node.value, "id", "")) == "patches"
+    }
+    assert not set(names) - used
+
+
+def test_contributing_has_the_table_of_patches():
+    spec = importlib.util.spec_from_file_location("patches", MODULES["accum._tf.patches"])
+    patches = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(patches)
+    with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as file:
+        assert patches.table() in file.read()

@@ -87,7 +87,7 @@ class StepRecorder(StepListener):
             return self.end_batch(function(data))
 
         self._unwrapped = own
-        _tf.models.set_untracked(self._model, "train_step", recorded_train_step)
+        _tf.patches.LOGGED_STEP.keep(self._model, "train_step", recorded_train_step)
 
     def stop(self) -> None:
         """Record nothing from now on: the model is traced again, as if there had never been a recorder."""
@@ -101,9 +101,9 @@ class StepRecorder(StepListener):
             _check.warn(f"The last steps could not be logged. Received: {error!r}. [accum: step-logger]")
         internals.listeners.remove(self)
         if accumulation_of(self._model) is None:
-            del self._model.__dict__["train_step"]
+            _tf.patches.LOGGED_STEP.undo(self._model, "train_step")
             if self._unwrapped is not None:
-                _tf.models.set_untracked(self._model, "train_step", self._unwrapped)
+                _tf.patches.LOGGED_STEP.keep(self._model, "train_step", self._unwrapped)
         self._model.train_function = None
 
     def _cycle_so_far(self) -> Tuple[int, int]:

@@ -307,7 +307,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
         accumulation.steps = ModelSteps(self)
-        _tf.models.set_untracked(self, "_accum", accumulation)
+        self.__dict__["_accum"] = accumulation  # neither a layer nor in checkpoints
         accumulation.steps.replace()
         self._keep_loss()
 
@@ -609,7 +609,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
         # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
         compute_loss = functools.partial(self._watched_loss, own)
-        _tf.models.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
+        _tf.patches.COMPUTE_LOSS.keep(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
     def _watched_loss(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
         losses = _step_context.of_model(self).replica_losses

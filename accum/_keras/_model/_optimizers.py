@@ -99,7 +99,7 @@ class ModelOptimizers:
             return
         report = self._own.weight.replace if weighs else None
         watched = ReportingLoss(self._model, container, report)
-        _tf.models.set_untracked(self._model, _tf.losses.LOSS_CONTAINER, watched)
+        _tf.patches.LOSSES.keep(self._model, _tf.losses.LOSS_CONTAINER, watched)
 
 
 def replace_optimizers(model: tf.keras.Model, replace: Replace) -> List[tf.keras.optimizers.Optimizer]:

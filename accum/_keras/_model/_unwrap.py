@@ -44,7 +44,7 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     _restore_functions(model, made)
     container = getattr(made, _tf.losses.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss):
-        _tf.models.set_untracked(made, _tf.losses.LOSS_CONTAINER, container.container)
+        _tf.patches.LOSSES.keep(made, _tf.losses.LOSS_CONTAINER, container.container)
     replacements: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
     def plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
@@ -117,14 +117,14 @@ def _restore_functions(model: tf.keras.Model, made: tf.keras.Model) -> None:
     if not isinstance(model, GradientAccumulateModel):
         return
     for name in STEPS:
-        made.__dict__.pop(name, None)
+        _tf.patches.STEPS.undo(made, name)
         own = model._accum.own_steps.get(name)
         if own is not None:
             made.__dict__[name] = _tf.models.bound_to(made, model, own)
     loss = made.__dict__.get("compute_loss")
     own = getattr(loss, "__wrapped__", None)
     if own is not None:  # what sees the losses of several replicas, around the user's
-        del made.__dict__["compute_loss"]
+        _tf.patches.COMPUTE_LOSS.undo(made, "compute_loss")
         if getattr(own, "__func__", None) is not getattr(type(made), "compute_loss", None):
             made.__dict__["compute_loss"] = _tf.models.bound_to(made, model, own)
 

@@ -137,7 +137,7 @@ class ModelSteps(UserSteps):
             steps.update(test_step=self.test, predict_step=self.predict)
         for name, step in steps.items():
             self.model._accum.own_steps.setdefault(name, None)
-            _tf.models.set_untracked(self.model, name, step)
+            _tf.patches.STEPS.keep(self.model, name, step)
 
 
 class PlainStep:

@@ -86,7 +86,7 @@ class StepMetrics:
             if not any(watched is metric for watched in self._watched):
                 self._watched.append(metric)
                 methods = {"result": self._result_of(metric), "update_state": self._update_state_of(metric)}
-                self._stack.enter_context(_tf.steps.own_methods(metric, **methods))
+                self._stack.enter_context(_tf.patches.METRICS.on(metric, **methods))
 
     def _result_of(self, metric: tf.keras.metrics.Metric) -> Callable[[], Nested]:
         own_result = _tf.steps.local_result(metric)

@@ -218,11 +218,11 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_A
         for layer in batch_norms_of(model):
             stack.enter_context(layer.accum_statistics.collected_by(collector))
         for layer in [model] + layers:
-            stack.enter_context(_tf.steps.own_methods(layer, add_loss=added.adding(layer)))
+            stack.enter_context(_tf.patches.MARKS.on(layer, add_loss=added.adding(layer)))
         for metric in _tf.steps.metrics_of_layers(model):
-            stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric, marks)))
+            stack.enter_context(_tf.patches.MARKS.on(metric, update_state=_updating(metric, marks)))
         for layer in filter(_tf.batch_norm.is_batch_norm, [model] + layers) if has_barriers else ():
-            stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
+            stack.enter_context(_tf.patches.MARKS.on(layer, call=_normalizing(layer, marks)))
         yield
     marks.moments.extend(collector.moments)
 
