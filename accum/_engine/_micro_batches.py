@@ -444,8 +444,13 @@ def _may_be_positions(indices: tf.Tensor) -> bool:
     )
 
 
-def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Optional[Combined]:
-    """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
+def gradient_sum(
+    grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar], examples: Sequence[tf.Tensor] = ()
+) -> Optional[Combined]:
+    """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient.
+
+    `examples` are those of the micro-batch, if they may be constants of the graph.
+    """
     if grad is None:
         return None
     dtype = _tf.variables.at_least_float32(grad.dtype)
@@ -454,9 +459,10 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
         shape = var.shape.as_list()
         if tf.executing_eagerly():
             return SlicesSum(values, grad.indices, shape, _may_be_positions(grad.indices))
-        if _tf.op_walks.depends_on_variables_alone(grad.indices):
+        given = {tensor.op for tensor in examples}
+        if _tf.op_walks.depends_on_variables_alone(grad.indices, examples=given):
             return SlicesOfSameRows(values, grad.indices, shape)
-        are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_shapes=True)
+        are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_shapes=True, examples=given)
         return SlicesSum(values, grad.indices, shape, are_positions)
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)

@@ -125,8 +125,9 @@ def mean_and_gradients(
         nonlocal derived
         weight = _weight(task.weight, batch, part)
         with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
-            derived = differentiate(lambda: _scalar_loss(_call(task.function, part)), part)
-        grads = [gradient_sum(grad, var, weight) for grad, var in derived.grads_and_vars]
+            derived = differentiate(lambda: scalar_loss(called(task.function, part)), part)
+        examples = [] if tf.executing_eagerly() else batch.flatten(part)
+        grads = [gradient_sum(grad, var, weight, examples) for grad, var in derived.grads_and_vars]
         value = tf.cast(derived.value, _tf.variables.at_least_float32(derived.value.dtype))
         return [grads, Sum(weighted(value, weight)), Sum(weight), derived.others]
 
@@ -156,13 +157,13 @@ class WholeBatchFunction:
     def traced(self, tensors: Sequence[tf.Tensor], marks: Optional[Marks] = None) -> List[tf.Tensor]:
         """Return tensors with one entry for each example of a micro-batch. It is what is to be traced."""
         part = self.batch.packed(tensors)
-        outputs = _call(self._task.function, part)
+        outputs = called(self._task.function, part)
         return self._losses(part, outputs) if self._task.loss is None else self._outputs(outputs)
 
     def _losses(self, part: Nested, outputs: Nested) -> List[tf.Tensor]:
         """Return the loss and the weight of a micro-batch, spread over its examples."""
         count = self.batch.count_of(part)
-        value = _scalar_loss(outputs)
+        value = scalar_loss(outputs)
         value = tf.cast(value, _tf.variables.at_least_float32(value.dtype))
         share = tf.math.divide_no_nan(_weight(self._task.weight, self.batch, part), tf.cast(count, tf.float32))
         return [tf.fill([count], value), tf.fill([count], tf.cast(tf.stop_gradient(share), value.dtype))]
@@ -183,12 +184,12 @@ class WholeBatchFunction:
         if self._task.loss is not None:
             packed = tf.nest.pack_sequence_as(self._structure, list(outputs))
             arguments = self._data if isinstance(self._data, (tuple, list)) else (self._data,)
-            return _scalar_loss(self._task.loss(packed, *arguments), "loss", "of the batch")
+            return scalar_loss(self._task.loss(packed, *arguments), "loss", "of the batch")
         values, shares = outputs
         return divided(tf.reduce_sum(tf.math.multiply_no_nan(values, shares)), tf.reduce_sum(shares), values.dtype)
 
 
-def _call(function: Callable[..., Nested], part: Nested) -> Nested:
+def called(function: Callable[..., Nested], part: Nested) -> Nested:
     return function(*part) if isinstance(part, (tuple, list)) else function(part)
 
 
@@ -196,11 +197,11 @@ def _weight(rule: Weight, batch: Batch, part: Nested) -> tf.Tensor:
     """Return the weight of a micro-batch, a float32 scalar."""
     if rule == "equal":
         return tf.constant(1.0)
-    weight = batch.count_of(part) if rule == "examples" else _call(rule, part)  # type: ignore[arg-type]
+    weight = batch.count_of(part) if rule == "examples" else called(rule, part)  # type: ignore[arg-type]
     return tf.cast(_check.not_negative("weight", weight, _tf.variables.known_value(weight)), tf.float32)
 
 
-def _scalar_loss(loss: Nested, name: str = "function", example: str = "of its micro-batch") -> tf.Tensor:
+def scalar_loss(loss: Nested, name: str = "function", example: str = "of its micro-batch") -> tf.Tensor:
     words = f"`{name}` must return a scalar loss, such as the mean over the examples {example}. Received: "
     if loss is None or isinstance(loss, (tuple, list, dict)):
         raise TypeError(f"{words}{loss!r}.")

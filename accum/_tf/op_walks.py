@@ -46,19 +46,22 @@ def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
 
 
-def depends_on_variables_alone(tensor: tf.Tensor, or_shapes: bool = False) -> bool:
+def depends_on_variables_alone(
+    tensor: tf.Tensor, or_shapes: bool = False, examples: Container[tf.Operation] = ()
+) -> bool:
     """Whether a tensor of a function is computed from variables and constants, and not drawn.
 
     Args:
       tensor: the tensor.
       or_shapes: whether it may be computed from shapes of other tensors too.
+      examples: operations that compute examples, perhaps from constants.
     """
     shapes = ("Shape", "ShapeN", "Size", "Rank") if or_shapes else ()
     ops = ancestors([tensor.op], sources=lambda op: [] if op.type in shapes else sources_of(op, with_control=False))
     return all(
         op.outputs[0].dtype == tf.resource
         if op.type == "Placeholder"
-        else op.type == "ReadVariableOp" or not op.op_def.is_stateful
+        else op.type == "ReadVariableOp" or not (op.op_def.is_stateful or op in examples)
         for op in ops
     )
 

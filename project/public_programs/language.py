@@ -419,7 +419,7 @@ PROGRAMS = {
                 IMPORT,
                 (
                     r"^      # Gradients$",
-                    "      self.train_loss = accum.compat.v1.split_batch(self.train_loss, list(iterator[1:]), 2)\n"
+                    "      self.train_loss = accum.compat.v1.split_batch(self.train_loss, list(self.iterator[1:]), 2)\n"
                     "      # Gradients",
                     1,
                 ),

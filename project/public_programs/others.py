@@ -240,7 +240,7 @@ PROGRAMS = {
         {},
         deepspeech,
         line={
-            "deepspeech_training/train.py": [
+            "training/deepspeech_training/train.py": [
                 (
                     r"^import tensorflow\.compat\.v1 as tfv1",
                     "import accum.compat.v1\nimport tensorflow.compat.v1 as tfv1",
@@ -291,10 +291,10 @@ PROGRAMS = {
                     1,
                 ),
                 (
-                    r"^      optimizer = tf\.train\.AdamOptimizer\(self\.lr\)",
+                    r"^      gvs = optimizer\.compute_gradients\(self\.cost\)",
                     "      self.cost = accum.compat.v1.split_batch("
                     "self.cost, (self.input_data, self.sequence_lengths, eps), 2)\n"
-                    "      optimizer = tf.train.AdamOptimizer(self.lr)",
+                    "      gvs = optimizer.compute_gradients(self.cost)",
                     1,
                 ),
             ]
@@ -322,10 +322,10 @@ PROGRAMS = {
             "maml.py": [
                 (r"^import tensorflow as tf", "import accum.compat.v1\nimport tensorflow as tf", 1),
                 (
-                    r"^                self\.gvs = gvs = optimizer",
-                    "                self.total_losses2 = accum.compat.v1.split_batch("
-                    "self.total_losses2, (self.inputa, self.inputb, self.labela, self.labelb), 2)\n"
-                    "                self.gvs = gvs = optimizer",
+                    r"^            self\.pretrain_op",
+                    "            accum.compat.v1.split_batch((total_loss1, total_losses2), "
+                    "(self.inputa, self.inputb, self.labela, self.labelb), 2)\n"
+                    "            self.pretrain_op",
                     1,
                 ),
             ]

@@ -109,6 +109,20 @@ def test_value_and_gradients_equal_the_full_batch(size, count, use_resource):
 
 @pytest.mark.slow
 @pytest.mark.law("L18")
+@pytest.mark.parametrize("count", [9, N])
+def test_constants_of_the_graph_as_data_are_no_positions(count):
+    """Each micro-batch looks up other rows, although all of them are computed from constants."""
+
+    def build(loss_of):
+        return lambda data, labels: loss_of(
+            {"x": tf.constant(X[:count]), "words": tf.constant(WORDS[:count])}, Y[:count]
+        )
+
+    assert_close(run_in_graph(build(in_micro_batches(squares, 3))), run_in_graph(build(in_one(squares))))
+
+
+@pytest.mark.slow
+@pytest.mark.law("L18")
 def test_without_weights_the_mean_would_be_another():
     """The same comparison finds a difference where micro-batches count equally, whatever they hold."""
     theirs, ours = run_in_graph(in_one(squares)), run_in_graph(in_micro_batches(squares, 3, weight="equal"))
