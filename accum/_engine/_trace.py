@@ -267,6 +267,7 @@ def trace(
         read = _read(marks, tensors, outputs, sources if differentiable else None)
         return outputs
 
+    traced.__name__ = _tf.graphs.NAME_WITHOUT_WRAPPERS
     with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():  # where no tape watches
         concrete = tf.function(traced).get_concrete_function(*specs)
     captures = [(outside, inside.name) for outside, inside in _tf.op_walks.captures_of(concrete.graph)]

@@ -226,6 +226,12 @@ def outermost_graph() -> tf.Graph:
 LOCKS = "critical_section_executions"
 """The collection in which a `tf.CriticalSection` records its executions."""
 
+NAME_WITHOUT_WRAPPERS = "cflow_gradient_wrapper"
+"""The name of a function in whose graph TensorFlow puts no loop or conditional into a function of its own.
+
+It does so where two tapes watch. But it has no gradient for a copy of a function that has a conditional.
+"""
+
 untouched_by_autograph = tf.autograph.experimental.do_not_convert
 
 

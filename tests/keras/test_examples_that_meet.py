@@ -415,3 +415,29 @@ def test_integers_from_outside_may_be_places_within_an_example():
         ours = step(tf.constant(FLAT), tf.constant(1), whole_batch="batch_norm")
     assert not said
     assert_near(tf.nest.flatten(ours), tf.nest.flatten(step(tf.constant(FLAT), tf.constant(1))), rtol=2e-5, atol=2e-5)
+
+
+class UnderTwoTapes(tf.keras.Model):
+    """A model whose train step calls it within two tapes, as one with a penalty of gradients does."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape, tf.GradientTape():
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_a_conditional_that_asks_all_examples_may_be_called_within_two_tapes():
+    def larger_or_smaller(hidden):
+        return tf.cond(tf.reduce_mean(hidden) > 0.0, lambda: 2.0 * hidden, lambda: tf.sin(hidden))
+
+    def make():
+        inputs = tf.keras.Input((TIMES, FEATURES))
+        hidden = layers.Lambda(larger_or_smaller)(layers.Dense(FEATURES)(inputs))
+        return UnderTwoTapes(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
+
+    ours, plain, said = both(make)
+    assert not said
+    assert_near(ours, plain)

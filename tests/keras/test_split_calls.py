@@ -575,7 +575,10 @@ def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("make", [Penalty, PenaltyOnWeights])
+@pytest.mark.parametrize(
+    "make",
+    [Penalty, PenaltyOnWeights, pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))],
+)
 def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     expected, logs = plain(make)
     with pytest.warns(UserWarning, match="A gradient of a gradient is computed for the whole batch at once"):
@@ -584,7 +587,14 @@ def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     assert_same(own_logs.values(), logs.values())
 
 
-@pytest.mark.parametrize("make", [PenaltyBehindNormalization, PenaltyInLoop, PenaltyOnTable])
+@pytest.mark.parametrize(
+    "make",
+    [
+        PenaltyBehindNormalization,
+        PenaltyOnTable,
+        pytest.param(PenaltyInLoop, marks=pytest.mark.tf(max="2.2", because="later ones can")),
+    ],
+)
 def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_name(make):
     with pytest.raises(ValueError, match="can't be differentiated again"):
         trained(make, accum_steps=1, micro_batch_size=6)
