@@ -4,7 +4,7 @@ Between two barriers, the results of an example must not depend on other example
 operations of the graph. Whatever it has no rule for may mix examples, and is reported.
 """
 
-from typing import Dict, List, NamedTuple, Set
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from accum import _rows, _tf
 from accum._engine._statistics import NORMALIZED, Moments
@@ -33,7 +33,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
     shapes = [_name_of(key) for key in trace.drawn_shapes]
     try:
-        own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients({}, {}, True)
+        own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients([], True)
         found = _rows.analyse(graph, names + shapes + own.operations, inputs)
     except _rows.ConstantBatchSize as error:
         return [error.operation]
@@ -60,29 +60,46 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
 
 
-class OwnGradients(NamedTuple):
-    """The gradients of the user's in a graph, computed from the operations' own outputs in the place of gradients.
+class OwnGradient(NamedTuple):
+    """A gradient of the user's, computed from the operations' own outputs in the place of gradients.
 
     Attributes:
-      users: {key of what the operations take: names of those that take it}.
-      grads: {key of what they take: the gradient by it}.
+      key: what the operations take.
+      users: their names.
+      grad: the gradient by it.
+    """
+
+    key: Key
+    users: List[str]
+    grad: Key
+
+
+class OwnGradients(NamedTuple):
+    """The gradients of the user's in a graph.
+
+    Attributes:
+      grads: list of `OwnGradient`.
       are_linear: whether they are linear in the gradients that come up to them, so that each loss may be scaled: that
         of a micro-batch is divided by fewer examples than that of the batch.
     """
 
-    users: Dict[Key, List[str]]
-    grads: Dict[Key, Key]
+    grads: List[OwnGradient]
     are_linear: bool
 
     @property
     def operations(self) -> List[str]:
         """Names of the operations to look at."""
-        return [_name_of(key) for pair in self.grads.items() for key in pair]
+        return [_name_of(key) for one in self.grads for key in (one.key, one.grad)]
+
+    @property
+    def users(self) -> List[str]:
+        """Names of the operations that have the gradients."""
+        return list(dict.fromkeys(name for one in self.grads for name in one.users))
 
     def mixing(self, found: _rows.Analysis) -> List[str]:
         """Return the names of operations in whose gradients examples meet, or are not added up."""
-        mixed = [key for key, grad in self.grads.items() if not _keeps_apart(found, key, grad)]
-        return list(dict.fromkeys(name for key in mixed for name in self.users[key]))
+        mixed = [one for one in self.grads if not _keeps_apart(found, one.key, one.grad)]
+        return self._replace(grads=mixed).users
 
 
 def _keeps_apart(found: _rows.Analysis, key: Key, grad: Key) -> bool:
@@ -103,23 +120,51 @@ def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:
     marked = _tf.graph_parts.own_gradients_in(graph)
     ops = _tf.op_walks.ancestors([graph.get_operation_by_name(name) for name in names]) if marked else []
     own = [op for op in ops if op.name in marked and f"{NORMALIZED}/" not in op.name]
+    grads: List[OwnGradient] = []
+    are_linear = True
+    with graph.as_default():
+        for behind_each_other in _in_turn(own):
+            of_these, given = _gradients_of(behind_each_other)
+            grads += of_these
+            ends = set(given) | {graph.get_tensor_by_name(one.key).op for one in of_these} | set(behind_each_other)
+            are_linear &= _is_linear([graph.get_tensor_by_name(one.grad).op for one in of_these], set(given), ends)
+    return OwnGradients(grads, are_linear)
+
+
+def _in_turn(own: Sequence[tf.Operation]) -> List[List[tf.Operation]]:
+    """Return lists of operations of which none takes what another one of its list returns.
+
+    The gradient of one that is behind another one would end at that, and that of the other one be left out.
+    """
+    turns: Dict[tf.Operation, int] = {}
+    lists: List[List[tf.Operation]] = []
+    for op in own:  # each after those that it takes something of
+        turns[op] = 1 + max([turns[tensor.op] for tensor in op.inputs if tensor.op in turns], default=-1)
+        lists += [[]] * (turns[op] == len(lists))
+        lists[turns[op]] = lists[turns[op]] + [op]
+    return lists
+
+
+def _gradients_of(own: Sequence[tf.Operation]) -> Tuple[List[OwnGradient], List[tf.Operation]]:
+    """Return the gradients of some operations, and what stands for the gradients that come up to them."""
     outputs = [tensor for op in own for tensor in op.outputs if is_differentiable(tensor)]
-    users: Dict[Key, List[str]] = {}
+    users: Dict[Key, Tuple[tf.Tensor, List[str]]] = {}
     for op in own:
         for tensor in op.inputs:
             if is_differentiable(tensor) or tensor.dtype == tf.resource:
-                users.setdefault(tensor.name, []).append(op.name)
+                users.setdefault(tensor.name, (tensor, []))[1].append(op.name)
     if not outputs or not users:
-        return OwnGradients({}, {}, True)
-    with graph.as_default():
-        inputs = [graph.get_tensor_by_name(key) for key in users]
-        upstream = list(map(tf.identity, outputs))
-        # From what they take, not from what that was computed from.
-        by_inputs = tf.gradients(outputs, inputs, grad_ys=upstream, stop_gradients=inputs, name=SCOPE)
-        grads = {key: tf.convert_to_tensor(grad) for key, grad in zip(users, by_inputs) if grad is not None}
-    ends = {tensor.op for tensor in upstream + inputs} | set(own)
-    are_linear = _is_linear([grad.op for grad in grads.values()], {tensor.op for tensor in upstream}, ends)
-    return OwnGradients(users, {key: grad.name for key, grad in grads.items()}, are_linear)
+        return [], []
+    inputs = [tensor for tensor, _ in users.values()]
+    upstream = list(map(tf.identity, outputs))
+    # From what they take, not from what that was computed from.
+    by_inputs = tf.gradients(outputs, inputs, grad_ys=upstream, stop_gradients=inputs, name=SCOPE)
+    found = [
+        OwnGradient(key, names, tf.convert_to_tensor(grad).name)
+        for (key, (_, names)), grad in zip(users.items(), by_inputs)
+        if grad is not None
+    ]
+    return found, [tensor.op for tensor in upstream]
 
 
 IN_ALL = ("Add", "AddN", "AddV2", "Sub", "ZerosLike")

@@ -184,6 +184,10 @@ def own_tanh(inputs):
     return outputs, lambda upstream: upstream * (1.0 - outputs**2)
 
 
+def own_tanh_of_clipped(inputs):
+    return own_tanh(clipped_together(inputs))
+
+
 class RunningScale(layers.Layer):
     """Divides by a moving mean of the batches before, which each batch moves."""
 
@@ -271,6 +275,7 @@ BATCHWISE = {
     "number of examples": lambda: (dense(ByCount()), X, "mse"),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
     "gradient of the batch": lambda: (dense(layers.Lambda(clipped_together)), X, "mse"),
+    "gradient of the batch before another": lambda: (dense(layers.Lambda(own_tanh_of_clipped)), X, "mse"),
     "gradient that is not linear": lambda: (dense(layers.Lambda(clipped_alone)), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
     "positions and own clipping": lambda: (clipped_with_positions(), X, None),

@@ -207,7 +207,7 @@ class _Call:
         found = _rows.analyse(graph, names + own.operations, inputs)
         mixing = own.mixing(found)
         if mixing or not own.are_linear:
-            return f"gradients of its own, across examples or not linear ({_check.shown(mixing or list(own.users))})"
+            return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
         is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
