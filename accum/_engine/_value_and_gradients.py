@@ -45,7 +45,7 @@ def checked(
     function: Callable[..., Nested],
     micro_batch_size: int,
     weight: Weight,
-    whole_batch: WholeBatch = (),
+    whole_batch: Optional[WholeBatch] = (),
     recompute: bool = True,
     loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Task:
@@ -53,7 +53,7 @@ def checked(
     _check.function("function", function)
     size = _check.own_micro_batch_size(micro_batch_size)
     weight = weight if callable(weight) else _check.one_of("weight", weight, WEIGHTS)
-    barriers = _check.whole_batch(whole_batch, size)
+    barriers = _check.whole_batch(() if whole_batch is None else whole_batch, size)
     recompute = _check.flag("recompute", recompute)
     if loss is not None:
         _check.function("loss", loss)
@@ -159,6 +159,10 @@ class WholeBatchFunction:
         part = self.batch.packed(tensors)
         outputs = called(self._task.function, part)
         return self._losses(part, outputs) if self._task.loss is None else self._outputs(outputs)
+
+    def value(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the loss of a micro-batch."""
+        return scalar_loss(called(self._task.function, self.batch.packed(tensors)))
 
     def _losses(self, part: Nested, outputs: Nested) -> List[tf.Tensor]:
         """Return the loss and the weight of a micro-batch, spread over its examples."""

@@ -4,9 +4,11 @@ import functools
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from accum import _check, _tf
+from accum import _check, _rows, _tf
 from accum._engine._cut_graph import CutGraph
 from accum._engine._gradients import keeping_gradients
+from accum._engine._meetings import own_gradients
+from accum._engine._micro_batches import Batch
 from accum._engine._segments import segments_of, whole_call
 from accum._engine._value_and_gradients import (
     Derived,
@@ -30,7 +32,7 @@ def value_and_gradients(
     micro_batch_size: int,
     *,
     weight: Weight = "examples",
-    whole_batch: WholeBatch = (),
+    whole_batch: Optional[WholeBatch] = None,
     recompute: bool = True,
     loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Tuple[tf.Tensor, List[Optional[Gradient]]]:
@@ -42,29 +44,34 @@ def value_and_gradients(
         value     = sum_i(w_i function(x_i)) / sum_i(w_i)
         gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
 
-    With the default weights, a `function` that is a mean over its examples gives the value and the gradients of the
-    whole batch. It works eagerly, in a `tf.function` (with `jit_compile=True`, if shapes are static), under a
+    A `function` that is a mean over its examples gives the value and the gradients of the whole batch. So does any
+    other with the default `whole_batch`, which traces it once more to prove what it is. It works eagerly, in a `tf.function` (with `jit_compile=True`, if shapes are static), under a
     `tf.GradientTape` of your own, which then keeps the memory of all micro-batches, and in `strategy.run`, where each
     replica computes the mean, and with `whole_batch` the statistics, over its own part of the batch.
 
     With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
-    whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
+    whole batch. By default or with `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
     whole batch, and moves its averages once, whether it is a layer of Keras, `tf.nn.moments` or a fused operation. See
-    `whole_batch` of `GradientAccumulateModel`. Either way, `function` is traced. Called eagerly, it is traced in each
-    call, so decorate your step with `tf.function`. The value can't be differentiated again.
+    `whole_batch` of `GradientAccumulateModel`. Where that is needed, an eager call traces `function` in each call, so
+    decorate your step with `tf.function`. The value can't be differentiated again.
 
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
         is the micro-batch. If `data` is a tuple or a list, it is called as
-        `function(*micro_batch)`, otherwise as `function(micro_batch)`. In a `tf.function`, it is traced at most twice.
+        `function(*micro_batch)`, otherwise as `function(micro_batch)`. In a `tf.function`, it is traced at most three
+        times. Eagerly, it is traced in its first call, and again for other `variables` or another kind of `data`, but
+        not when a Python variable that it reads has changed.
       data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays that share their first axis, the
         examples. Scalars, None and objects other than tensors are passed to each call unchanged.
       variables: list of variables to differentiate with respect to.
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
-      whole_batch: what is computed over the whole batch: "batch_norm", "loss", both as a tuple, or "all". "loss" needs
-        `loss`, which implies it.
+      whole_batch: what is computed over the whole batch. None: what exactness needs. A mean over examples that provably
+        do not meet takes one pass; so does, with a `weight` of your own, any quotient of sums over them. Otherwise, it
+        is computed as with "batch_norm", or, if it can't be split, at once, with a warning. (): nothing, as in the
+        formulas above, for memory or time. Or "batch_norm", "loss", both as a tuple, or "all". "loss" needs `loss`,
+        which implies it.
       recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
       loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
@@ -118,9 +125,12 @@ def _value_and_gradients(
     listed = checked_variables(variables)
     weight = calls["weight"] if callable(task.weight) else task.weight
     task = task._replace(weight=weight, loss=None if task.loss is None else calls["loss"])
+    is_default = options["whole_batch"] is None
+    if is_default and (task.loss is not None or not _is_one_pass(task, data, listed)):
+        task = task._replace(barriers=("batch_norm",))
     if task.barriers or task.loss is not None:
         with keeping_gradients():
-            return _over_whole_batch(task, data, listed)
+            return _over_whole_batch(task, data, listed, is_default)
 
     task = task._replace(function=calls["function"])
 
@@ -139,52 +149,105 @@ def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Var
     return value, tape.gradient(value, variables)
 
 
-def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) -> ValueAndGradients:
-    # As in a `tf.function` of the user's.
-    whole = WholeBatchFunction(
-        task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function)), data
-    )
+def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is_default: bool) -> ValueAndGradients:
+    """Compute the loss and its gradients with `task.barriers`, or with whatever exactness needs if `is_default`."""
+    whole = WholeBatchFunction(_as_in_function_of_users(task), data)
     compiled, finds = _tf.graphs.is_compiled_by_xla_here(), "batch_norm" in task.barriers
-    segments = segments_of(
-        whole.traced,
-        whole.batch,
-        variables,
-        task.recompute,
-        finds,
-        compiled=compiled,
-        are_means=task.loss is None,
-        looks_for_meetings=_is_new(task.function, whole.batch.specs()),
-    )
-    _warn_of_moved(segments.graph)
+    try:
+        segments = segments_of(
+            whole.traced,
+            whole.batch,
+            variables,
+            task.recompute,
+            finds,
+            compiled=compiled,
+            are_means=task.loss is None,
+            refuses_meetings=is_default,
+        )
+        _check_moved(segments.graph, is_default)
+    except Exception as error:  # what is wrong with the function itself, it raises once more
+        if not is_default:
+            raise
+        segments, reason = None, str(error)
 
     def loss() -> tf.Tensor:
+        if segments is None:
+            return whole.loss(whole.traced(whole.batch.flatten(whole.batch.part(0, whole.batch.count))))
         outputs, _ = whole_call(segments, whole.batch, task.size, variables, [], compiled)
         return whole.loss(outputs)
 
     value, grads = _differentiated(loss, variables)
     _check.pairs(zip(grads, variables))
+    if segments is None:
+        _check.warn(
+            "`function` is computed for the whole batch at once, which is exact but saves no memory, because it can't "
+            "be split. If it is a mean over examples that do not meet in it, pass `whole_batch=()`. The reason: "
+            f"{reason} [accum: not-split]"
+        )
     return value, grads
 
 
-_TRIED: "weakref.WeakKeyDictionary[Any, Set[str]]" = weakref.WeakKeyDictionary()
-"""{function of the user's: what it has been traced for}"""
+def _as_in_function_of_users(task: Task) -> Task:
+    """Return a task whose function AutoGraph converts, as in a `tf.function` of the user's."""
+    return task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function))
 
 
-def _is_new(function: Callable[..., Nested], specs: Sequence[tf.TensorSpec]) -> bool:
-    """Whether a function is traced for the first time for batches of a kind. An eager loop traces it in each step."""
+_PROVEN: "weakref.WeakKeyDictionary[Any, Set[str]]" = weakref.WeakKeyDictionary()
+"""{function of the user's: for which data and variables one pass over it is proven}"""
+
+
+def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> bool:
+    """Whether a function provably is what its micro-batches give in one pass: a mean over examples that do not meet.
+
+    With a `weight` of the user's, which says what it divides by, it may be any quotient of sums over examples. A graph
+    traces the function for that in any case; eagerly, the proof holds for a function, the kind of its data and the
+    variables, as the trace of a `tf.function` does.
+    """
+    batch = Batch(data)
+    if not batch.is_dense:
+        return False
+    kind = repr((batch.specs(), [id(variable) for variable in variables], task.weight, task.size > 1))
+    is_eager = tf.executing_eagerly()
     try:
-        kinds = _TRIED.setdefault(function, set())
+        proven = _PROVEN.setdefault(task.function, set()) if is_eager else set()
     except TypeError:  # nothing can refer to it
-        return True
-    is_new = repr(specs) not in kinds
-    kinds.add(repr(specs))
-    return is_new
+        proven = set()
+    if kind not in proven and _is_proven(_as_in_function_of_users(task), data, batch):
+        proven.add(kind)
+    return kind in proven
 
 
-def _warn_of_moved(graph: CutGraph) -> None:
-    """Warn of variables to which each micro-batch assigns."""
+def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
+    inputs: List[tf.Tensor] = []
+    whole = WholeBatchFunction(task, data)
+
+    @_tf.graphs.untouched_by_autograph
+    def traced(*tensors: tf.Tensor) -> tf.Tensor:
+        inputs.extend(tensors)
+        with _tf.graph_parts.running_functions_directly(True):
+            return tf.identity(whole.value(tensors))
+
+    try:
+        graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
+        (value,) = graph.outputs
+        own = own_gradients(graph, [value.op.name])
+        rows = {one.name: _rows.Rows(0, 1) for one in inputs if one.shape.rank != 0}
+        found = _rows.analyse(graph, [value.op.name] + own.operations, rows)
+    except Exception:  # what can't be looked at isn't proven; what is wrong with it, the function itself raises
+        return False
+    if own.mixing(found) or not own.are_linear or _tf.op_walks.may_assign_beside(graph, []):
+        return False
+    if task.weight == "examples":
+        return found.combination(value.name) in ("mean", "constant")
+    return found.level(value.name) <= 1 and not found.has_met(value.name)
+
+
+def _check_moved(graph: CutGraph, is_refused: bool) -> None:
+    """Raise, or warn, if there are variables to which each micro-batch assigns."""
     moved = {id(handle) for handle in graph.moved}
     names = sorted(var.name for var in getattr(graph.trace.graph, "variables", ()) if id(var.handle) in moved)
+    if names and is_refused:
+        raise ValueError(f"it changes variables by the examples. Received: {names}.")
     if names:
         _check.warn(
             "`function` changes variables once per micro-batch, unlike at the full batch, whose result this may "

@@ -167,12 +167,13 @@ def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact(way):
         value = masked(X, Y, mask)
     theirs = value, tape.gradient(value, [kernel])
 
-    def run(size, weight):
-        return WAYS[way](lambda: accum.value_and_gradients(masked, (X, Y, mask), [kernel], size, weight=weight))()
+    def run(size, **how):
+        return WAYS[way](lambda: accum.value_and_gradients(masked, (X, Y, mask), [kernel], size, **how))()
 
-    assert_close(run(3, count), theirs)
-    assert_close(run(1, count), theirs)  # some are NaN, and count for nothing
-    assert abs(run(8, "examples")[0] - theirs[0]) > 1e-3
+    assert_close(run(3, weight=count), theirs)
+    assert_close(run(1, weight=count), theirs)  # some are NaN, and count for nothing
+    assert_close(run(3), theirs)
+    assert abs(run(8, whole_batch=())[0] - theirs[0]) > 1e-3
 
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(IS_WINE, reason=XLA_ENDS))
@@ -211,7 +212,7 @@ def test_no_call_sees_more_than_a_micro_batch(size, way):
         seen = tf.py_function(lambda x, y: sizes.append((len(x), len(y))) or 0.0, [data["x"], labels], tf.float32)
         return model.loss(data, labels) + tf.stop_gradient(tf.reshape(seen, []))
 
-    WAYS[way](lambda *data: accum.value_and_gradients(recorded, data, [model.kernel], size))(*batch())
+    WAYS[way](lambda *data: accum.value_and_gradients(recorded, data, [model.kernel], size, whole_batch=()))(*batch())
     first = (N - 1) % size + 1
     assert sizes == [(first, first)] + [(size, size)] * ((N - first) // size)
 
@@ -290,7 +291,7 @@ def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
         return tf.reduce_sum(other) * tf.reduce_mean(x) + tf.reduce_sum(tf.gather(table, [int(x[0])]))
 
     for data in ([1.0, 2.0, 1.0, 3.0], [3.0, 1.0, 2.0, 1.0]):
-        value, grads = accum.value_and_gradients(loss, np.float32(data), [one, other, table], 1)
+        value, grads = accum.value_and_gradients(loss, np.float32(data), [one, other, table], 1, whole_batch=())
         np.testing.assert_allclose(grads[0], [0.5, 0.5])
         np.testing.assert_allclose(grads[1], [1.25, 1.25])
         rows = np.zeros_like(TABLE)
@@ -446,7 +447,7 @@ def test_gradients_that_change_between_dense_and_sparse_are_refused():
         return tf.reduce_sum(table if float(x[0]) else tf.gather(table, [1]))
 
     with pytest.raises(ValueError, match="A micro-batch computes other gradients or values than the one before it"):
-        accum.value_and_gradients(loss, np.float32([0.0, 1.0]), [table], 1)
+        accum.value_and_gradients(loss, np.float32([0.0, 1.0]), [table], 1, whole_batch=())
 
 
 @pytest.mark.slow
@@ -580,7 +581,7 @@ def test_batch_normalisation_and_the_loss_see_the_whole_batch(net, way):
     plain = in_turn(net(), way, "plain")
     # A gradient before a normalisation is the small difference of large ones: 2.2e-7 off on TF 2.2, of at most 0.01.
     assert apart(in_turn(net(), way, {"whole_batch": "all", "loss": contrast}), plain, least=2e-2) < 2e-5
-    assert apart(in_turn(net(), way, {"loss": contrast}), plain) > 1e-2
+    assert apart(in_turn(net(), way, {"loss": contrast, "whole_batch": ()}), plain) > 1e-2
 
 
 def errors(logits, images, classes):
@@ -594,7 +595,7 @@ def test_batch_normalisation_sees_the_whole_batch_in_a_loss_of_micro_batches(net
     plain = in_turn(net(), "function", "plain", loss=errors)
     assert apart(in_turn(net(), "function", {"whole_batch": "batch_norm"}, size, errors), plain) < 2e-5
     if size < N:
-        assert apart(in_turn(net(), "function", {}, size, errors), plain) > 1e-2
+        assert apart(in_turn(net(), "function", {"whole_batch": ()}, size, errors), plain) > 1e-2
 
 
 @pytest.mark.slow
@@ -680,7 +681,7 @@ def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
 
     plain = results()
     assert apart(results(whole_batch="batch_norm"), plain) < 1e-4  # the gradients of kernels nearly cancel
-    assert apart(results(weight="examples"), plain) > 1e-2
+    assert apart(results(whole_batch=()), plain) > 1e-2
 
 
 @pytest.mark.slow
@@ -734,7 +735,7 @@ def test_options_of_the_whole_batch_that_can_t_hold():
     with pytest.warns(UserWarning, match="look across the examples of each micro-batch"):
         step(lambda images: tf.reduce_mean(net(images) / tf.reduce_max(net(images), 0)), whole_batch="batch_norm")
     with pytest.warns(UserWarning, match="`function` changes variables once per micro-batch"):
-        step(net, loss=lambda outputs, images: tf.reduce_mean(outputs))
+        step(net, loss=lambda outputs, images: tf.reduce_mean(outputs), whole_batch="loss")
 
 
 def looped(images):
@@ -803,7 +804,7 @@ def test_statistics_are_found_wherever_the_examples_are(name):
     ours = step_of(FOUND[name], {"whole_batch": "batch_norm"})
     assert apart(ours, step_of(FOUND[name], None)) < 2e-5
     if name in ("time first", "flat", "twice"):
-        assert apart(step_of(FOUND[name], {}), step_of(FOUND[name], None)) > 1e-2
+        assert apart(step_of(FOUND[name], {"whole_batch": ()}), step_of(FOUND[name], None)) > 1e-2
 
 
 @pytest.mark.slow
@@ -813,7 +814,74 @@ def test_statistics_are_found_wherever_the_examples_are(name):
 def test_what_meets_single_examples_again_is_computed_with_the_whole_batch(name):
     plain = step_of(JOINED[name], None)
     assert apart(step_of(JOINED[name], {"whole_batch": "batch_norm"}), plain) < 2e-5
-    assert apart(step_of(JOINED[name], {}), plain) > 1e-3
+    assert apart(step_of(JOINED[name], {"whole_batch": ()}), plain) > 1e-3
+
+
+def pairs(kernel, x):
+    """A loss in which all examples meet, of a function that stays the same from call to call."""
+    hidden = tf.nn.softmax(tf.matmul(x, kernel), axis=0)
+    mean, variance = tf.nn.moments(hidden, [0])
+    return tf.reduce_sum(((hidden - mean) * tf.math.rsqrt(variance + 1e-3)) ** 4) / tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("how", [{}, {"whole_batch": "batch_norm"}], ids=["default", "barriers"])
+def test_what_meets_is_found_in_every_call_of_the_same_function(how):
+    """Eagerly, in the trace for a batch of another size, and on each replica."""
+    kernel = tf.Variable(KERNEL)
+    loss = functools.partial(pairs, kernel)
+
+    def off(part, step):
+        with tf.GradientTape() as tape:
+            value = loss(X[part])
+        return apart(step(tf.constant(X[part])), [value, tape.gradient(value, kernel)])
+
+    def step(x):
+        value, (gradient,) = accum.value_and_gradients(loss, x, [kernel], 4, **how)
+        return value, gradient
+
+    traced = tf.function(step)
+    assert max(off(slice(N), step) for _ in range(2)) < 2e-5
+    assert max(off(slice(8), traced), off(slice(7), traced)) < 2e-5
+    strategy = mirrored()
+    of_replicas = tf.function(lambda: getattr(strategy, RUN)(lambda: step(tf.constant(X))))()
+    for number in range(2):
+        assert (
+            off(slice(N), lambda _, n=number: [strategy.experimental_local_results(one)[n] for one in of_replicas])
+            < 2e-5
+        )
+    assert off(slice(N), lambda x: accum.value_and_gradients(loss, x, [kernel], 4, whole_batch=())) > 1e-3
+
+
+@pytest.mark.law("L21")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_mean_over_the_examples_takes_one_pass():
+    """Eagerly, it is traced once for its proof, which holds until other variables are passed."""
+    model, sizes = Model(), []
+
+    def loss(data, labels):
+        sizes.append(labels.shape.as_list()[0])
+        return model.loss(data, labels)
+
+    for _ in range(2):
+        accum.value_and_gradients(loss, batch(), model.variables_, 4)
+    assert sizes == [None] + 2 * [3, 4, 4]
+    accum.value_and_gradients(loss, batch(), [model.kernel], 4)
+    assert sizes[7:] == [None, 3, 4, 4]
+
+
+@pytest.mark.law("L21")
+def test_a_function_that_can_t_be_looked_at_is_computed_at_once_and_named():
+    kernel = tf.Variable(KERNEL)
+
+    def loss(x):
+        return tf.reduce_mean(tf.matmul(x, kernel)) * x[0, 0].numpy() ** 2
+
+    with pytest.warns(UserWarning, match="computed for the whole batch at once, which is exact"):
+        value, (gradient,) = accum.value_and_gradients(loss, tf.constant(X), [kernel], 4)
+    with tf.GradientTape() as tape:
+        whole = loss(tf.constant(X))
+    assert apart([value, gradient], [whole, tape.gradient(whole, kernel)]) < 2e-6
 
 
 @pytest.mark.slow
@@ -907,7 +975,12 @@ def test_outputs_of_another_number_than_the_examples_are_refused(way):
 
     def step(data):
         return accum.value_and_gradients(
-            lambda data: tf.matmul(data, kernel)[::2], data, [kernel], 4, loss=lambda outputs, data: tf.norm(outputs)
+            lambda data: tf.matmul(data, kernel)[::2],
+            data,
+            [kernel],
+            4,
+            loss=lambda outputs, data: tf.norm(outputs),
+            whole_batch="loss",
         )
 
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis of each must be the batch"):
