@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 
 import accum
 import accum.compat.v1
@@ -89,6 +90,43 @@ def test_flush_comes_before_the_validation_of_the_epoch():
     moved = 1e-3 * 2.0 * float(np.mean(X * X))
     np.testing.assert_allclose(history["val_loss"], [np.mean((moved * X - X) ** 2)], rtol=1e-5)
     np.testing.assert_allclose(history["loss"], [np.mean(X**2)], rtol=1e-5)
+
+
+class TakesOthers(tf.keras.Sequential):
+    def fit(self, x=None, y=None, batch_size=None, **kwargs):
+        return super().fit(x, y, batch_size=batch_size, **kwargs)
+
+
+class TakesNone(tf.keras.Sequential):
+    def fit(self, x=None, y=None):
+        return super().fit(x, y, batch_size=2, epochs=3, shuffle=False, verbose=0)
+
+
+def of_class(made_of):
+    return made_of([tf.keras.Input((1,)), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+
+@pytest.mark.law("L6")
+@pytest.mark.tf("2.2")
+def test_an_epoch_ends_the_cycle_in_a_class_whose_fit_passes_callbacks_on_unnamed():
+    plain, ours = of_class(TakesOthers), accum.GradientAccumulateModel.from_model(of_class(TakesOthers), accum_steps=3)
+    epochs = []
+    for one, size in ((plain, 6), (ours, 2)):
+        one.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+        told = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+        one.fit(X, X, batch_size=size, epochs=3, shuffle=False, verbose=0, callbacks=told)
+    assert epochs == 2 * [0, 1, 2]
+    assert int(ours.optimizer.iterations.numpy()) == int(plain.optimizer.iterations.numpy()) == 6
+    assert_near(ours.get_weights(), plain.get_weights())
+
+
+@pytest.mark.law("L17")
+@pytest.mark.tf("2.2")
+def test_a_class_whose_fit_takes_no_callbacks_is_named():
+    ours = accum.GradientAccumulateModel.from_model(of_class(TakesNone), accum_steps=3)
+    ours.compile("sgd", "mse")
+    with pytest.warns(accum.InexactWarning, match="`TakesNone.fit` takes no `callbacks`.*epoch-end"):
+        ours.fit(X, X)
 
 
 @pytest.mark.law("L6")

@@ -451,11 +451,22 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def fit(self, *args: object, **kwargs: object) -> tf.keras.callbacks.History:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
-        bound = inspect.signature(super().fit).bind_partial(*args, **kwargs)
+        signature = inspect.signature(super().fit)
+        bound = signature.bind_partial(*args, **kwargs)
         self._accum.take_steps_of_loss_scales()
         ending = FlushCallback(self._accum.options.last_cycle)
-        bound.arguments["callbacks"] = self._with_callback(bound.arguments.get("callbacks"), ending)
-        self._warn_of_sizes(bound.arguments)
+        passed = bound.arguments
+        if "callbacks" not in signature.parameters:  # the class may take them by `**kwargs`
+            others = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD]
+            passed = bound.arguments.setdefault(others[0], {}) if others else {}
+        passed["callbacks"] = self._with_callback(passed.get("callbacks"), ending)
+        if passed is not bound.arguments and not others and self._steps_in_use != 1:
+            _check.warn(
+                f"`{_tf.models.name_of_class(self)}.fit` takes no `callbacks`, so no cycle ends with an epoch: let it "
+                "take them and pass them on. [accum: epoch-end]",
+                _check.InexactWarning,
+            )
+        self._warn_of_sizes({**passed, **bound.arguments})
         try:
             return super().fit(*bound.args, **bound.kwargs)
         except BaseException:
