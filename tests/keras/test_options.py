@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from optimizers import mainly
+from warned import silent
 
 import accum
 import accum.compat.v1
@@ -82,6 +83,24 @@ def test_the_size_of_micro_batches_can_be_set_later(before):
     assert set(Sizes.seen) == {2, 4, 5}
     assert_near(model.get_weights(), plain.get_weights())
     assert model.get_config()["accumulation"]["micro_batch_size"] == 5
+
+
+@pytest.mark.law("L21")
+def test_a_size_that_is_set_later_is_as_exact_as_one_that_was_given():
+    def with_batch_norm():
+        layers = [tf.keras.layers.Dense(4), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(1)]
+        model = tf.keras.Sequential([tf.keras.Input((3,))] + layers)
+        weights = [np.random.RandomState(at).uniform(0.5, 1.5, w.shape) for at, w in enumerate(model.get_weights())]
+        model.set_weights(weights)
+        return model
+
+    plain, model = with_batch_norm(), accum.GradientAccumulateModel.from_model(with_batch_norm(), accum_steps=1)
+    model.micro_batch_size = 5
+    for one in (plain, model):
+        one.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        with silent():
+            one.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+    assert_near(model.get_weights(), plain.get_weights())
 
 
 @pytest.mark.law("L17")

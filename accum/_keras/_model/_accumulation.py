@@ -178,7 +178,7 @@ class ModelAccumulation:
         """Whether train steps compute something over the whole batch, as far as is known before the first batch."""
         if not self.is_exact_by_default:
             return bool(self.whole_batch)
-        if not self.size.splits:
+        if self.size.requested is None:
             return False
         step = self.steps.of_class_or_user("train_step")
         return what_is_known_to_see_it(model, "train_step", step) is not None

@@ -72,8 +72,8 @@ class ModelOptions:
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
         micro_batch_tokens = _check.micro_batch_tokens(micro_batch_tokens, micro_batch_size, whole_batch or ())
-        if whole_batch is not None or micro_batch_size is None:
-            whole_batch = _check.whole_batch(() if whole_batch is None else whole_batch, micro_batch_size)
+        if whole_batch is not None:
+            whole_batch = _check.whole_batch(whole_batch, micro_batch_size)
         sequence_lengths = _check.sequence_lengths(sequence_lengths, micro_batch_tokens)
         _check.replicas_per_group(replicas_per_group, whole_batch or ())
         recompute = _check.flag("recompute", recompute)
