@@ -1105,6 +1105,40 @@ def test_no_warning_of_statistics_noise_metrics_and_averages_per_step(make, accu
     assert not said_of_changes(from_model(model, accum_steps), run_eagerly=run_eagerly, **options)
 
 
+class AveragingEachTime(Averaging):
+    def train_step(self, data):
+        logs = step_by_mean_square(self, self.optimizer, *data)
+        self.average.assign(0.9 * tf.convert_to_tensor(self.average) + 0.1 * self.dense.kernel)
+        return logs
+
+
+def normalized():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, linear()(layers.BatchNormalization(momentum=0.5)(layers.Dense(3)(inputs))))
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize(
+    "make, code", [(Averaging, None), (AveragingEachTime, "changed-variables"), (normalized, "batch-norm")]
+)
+def test_cycles_of_batches_that_are_split_are_watched_too(make, code, run_eagerly):
+    """What is named ends elsewhere than at the full batch, and the average that asks for steps ends there."""
+    ended = []
+    for options, batch_size in (({}, 8), ({"accum_steps": 2, "micro_batch_size": 2}, 4)):
+        model = make()
+        model(X[:1])
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = from_model(model, options.pop("accum_steps", 1), **options)
+        model.compile(sgd(), "mse", run_eagerly=run_eagerly)
+        with warned(category=accum.InexactWarning) as said:
+            model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    codes = {line.split("[accum: ")[1].rstrip("]") for line in said} - {"python-once"}
+    assert codes == ({code} if code else set())
+    assert (max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4) == (code is not None)
+
+
 @pytest.mark.law("L14")
 def test_no_warning_without_accumulation():
     assert not said_of_changes(from_model(with_layer(Counts), 1), run_eagerly=False)

@@ -114,10 +114,11 @@ def _names_of(variables: Sequence[tf.Variable]) -> List[str]:
 
 
 def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
-    if names and names != model._accum.told_of_state:
-        model._accum.told_of_state = names
+    names = [name for name in names if name not in model._accum.told_of_state]
+    if names:
+        model._accum.told_of_state += names
         other_way = "or where `has_stepped` of the optimizer is true"
-        if model._accum.whole_batch:
+        if model._accum.whole_batch and not _makes_cycles(model):
             other_way = "or in the train step"
         elif model._accum.size.splits:
             other_way = "or in the train step without `whole_batch=()`, where it runs once per batch"
@@ -127,6 +128,12 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
             f"variables in a callback {other_way}. Changed: {names}. [accum: changed-variables]",
             _check.InexactWarning,
         )
+
+
+def _makes_cycles(model: tf.keras.Model) -> bool:
+    """Whether an update counts several batches."""
+    optimizers = map(_tf.optimizers.without_loss_scale, model._accum.optimizers or ())
+    return not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
 
 
 def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
@@ -171,6 +178,8 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
     if own.size.requested is None:
         other = "accum_steps" if own.size.tokens is None else "micro_batch_tokens"
         whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
+    elif _makes_cycles(model):
+        whole = "pass larger batches in place of `accum_steps`, and no `whole_batch=()`"
     _check.warn(
         f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes only the moving statistics those of the full "
         f"batch. Received: {_check.shown(own.batch_norms_in_training)}. [accum: batch-norm]",

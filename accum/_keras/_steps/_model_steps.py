@@ -14,7 +14,6 @@ from typing import Callable, ContextManager, Iterator, Optional, Union
 from accum import _tf
 from accum._engine._micro_batches import Batch, Size
 from accum._keras._batch_norm._layer import batch_norm_following
-from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
 from accum._keras._steps._batch_draws import BatchDraws
@@ -156,11 +155,8 @@ class PlainStep:
         if all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             with batch_norm_following(optimizers[0], model):
                 return self._steps.run("train_step", data)
-        watch = StateWatch.of_cycle(model, optimizers)
         with self._drawing(data):
             logs, _ = self._steps.run_train(data)
-        if watch is not None:
-            watch.warn_of_changes()
         return logs
 
     def _drawing(self, data: Data) -> ContextManager[object]:

@@ -5,6 +5,7 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
+from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
     warn_of_summed_losses,
     warn_of_sums_in_batch,
@@ -54,6 +55,8 @@ class UserSteps:
         """
         model, function = self.model, self.of_class_or_user("train_step")
         optimizers = accumulating_optimizers(model)
+        is_cycle = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
+        watch = StateWatch.of_cycle(model, optimizers) if is_cycle and collector is None else None
         train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector, gate)
         with contextlib.ExitStack() as stack:
             weight = model._accum.weight.begin(self._weight_of(data))
@@ -68,8 +71,9 @@ class UserSteps:
             if isinstance(container, ReportingLoss):
                 stack.enter_context(container.of_train_step())
             logs = self.run("train_step", data)
+        if watch is not None:
+            watch.warn_of_changes()
         self._check(train_step, optimizers)
-        is_cycle = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
         if self._splits_losses or is_cycle:
             is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
             warn_of_unlike_losses(model)
