@@ -305,8 +305,14 @@ class CutGraph:
                 one = forward[name]
                 levels = [self._levels[before_it] for before_it in before if before_it in self._gradients]
                 levels += [] if one is None else [self._levels[one]]
-                is_last = is_weights[name] and self._nodes[name].type not in JOIN_ROWS
-                self._levels[name] = WEIGHTS if is_last else min(lv for lv in levels if lv is not None)
+                joins = self._nodes[name].type in JOIN_ROWS
+                known = {level for level in levels if level is not None}
+                if joins and WEIGHTS in known and len(known) > 1:
+                    raise Unrepeatable(
+                        "rows of a variable are looked up by the examples, and others independently of them: look the "
+                        f"latter up in a variable of their own. Received: {name!r}. [accum: whole-batch-gradient]"
+                    )
+                self._levels[name] = WEIGHTS if is_weights[name] and not joins else min(known)
                 islands = {self._islands.get(before_it) for before_it in before if before_it in self._gradients}
                 number = next(iter(islands)) if one is None and len(islands) == 1 else self._islands.get(one or "")
                 if number is not None:
@@ -495,6 +501,8 @@ class CutGraph:
 
         for key in self._grad_keys():
             add(key)
+        pairs = [grad for grad in trace.grads if isinstance(grad, tuple)]
+        fetches[WEIGHTS] += [indices for values, indices in pairs if values in fetches[WEIGHTS]]
         self.weights = self._phase(WEIGHTS, fetches[WEIGHTS], [], lambda name: self._levels[name] in (None, WEIGHTS))
         for key in self.weights.feeds:
             if name_of(key) in self._gradients and not self._is_base(key):

@@ -110,6 +110,23 @@ def _keeps_apart(found: _rows.Analysis, key: Key, grad: Key) -> bool:
     return rows is not None and found.rows(grad) == rows and found.level(grad) == found.level(key)
 
 
+def looked_up_by_shapes(graph: tf.Graph, found: _rows.Analysis) -> List[str]:
+    """Return the names of operations that look up rows of a table for each example, but by shapes alone.
+
+    Where the size of a micro-batch is known, they look like positions, which are the same for all examples: TensorFlow
+    makes constants of the rows. For the full batch they are the rows of each example.
+    """
+    gathers = [op for op in graph.get_operations() if op.type in ("ResourceGather", "GatherV2")]
+    by_shape = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+
+    def is_by_shapes(indices: tf.Tensor) -> bool:
+        sources = lambda op: [] if op.type in by_shape else _tf.op_walks.sources_of(op, with_control=False)
+        ops = _tf.op_walks.ancestors([indices.op], sources=sources)
+        return found.holds_rows(indices.name) and not any(op.type == "Placeholder" for op in ops)
+
+    return [op.name for op in gathers if is_by_shapes(op.inputs[1])]
+
+
 def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:
     """Compute the gradients of the user's in a graph, which may mix examples that the operations keep apart.
 

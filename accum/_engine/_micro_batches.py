@@ -462,7 +462,7 @@ def gradient_sum(
         given = {tensor.op for tensor in examples}
         if _tf.op_walks.depends_on_variables_alone(grad.indices, examples=given):
             return SlicesOfSameRows(values, grad.indices, shape)
-        are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_shapes=True, examples=given)
+        are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_lengths=True, examples=given)
         return SlicesSum(values, grad.indices, shape, are_positions)
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)

@@ -121,7 +121,7 @@ class Segments:
         self.backward = graph.reading(read)
         rows = {grad[0]: trace.graph.get_tensor_by_name(grad[1]) for grad in trace.grads if isinstance(grad, tuple)}
         alone = _tf.op_walks.depends_on_variables_alone
-        self.of_positions = {key for key, tensor in rows.items() if alone(tensor, or_shapes=True)}
+        self.of_positions = {key for key, tensor in rows.items() if alone(tensor, or_lengths=True)}
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
@@ -532,11 +532,15 @@ class SegmentedFunction:
         for key, value in fetched.items():
             if key in self._trace.watched_grads:
                 self._by_watched[key] = value
-            elif key in self._rows:
-                indices, shape = self._rows[key]
-                totals[key] = tf.IndexedSlices(value, fetched[indices], tf.constant(shape, tf.int64))
             else:
-                totals[key] = _float32(value)
+                totals[key] = self._as_slices(key, fetched)
+
+    def _as_slices(self, key: Key, fetched: Dict[Key, tf.Tensor]) -> Gradient:
+        """Return what a phase has fetched as the gradient of a variable, or of rows of it."""
+        if key not in self._rows:
+            return _float32(fetched[key])
+        indices, shape = self._rows[key]
+        return tf.IndexedSlices(_float32(fetched[key]), fetched[indices], tf.constant(shape, fetched[indices].dtype))
 
     def _by_variables(self, totals: Dict[Key, Gradient]) -> List[Optional[Gradient]]:
         cut = self._cut
@@ -550,7 +554,7 @@ class SegmentedFunction:
             feeds[key] = tf.cast(feeds[key], self._cut.spec(key).dtype)
         if cut.weights.fetches:
             fetched = self._segments.run(cut.weights, feeds)
-            totals.update({key: _float32(value) for key, value in fetched.items()})
+            totals.update({key: self._as_slices(key, fetched) for key in fetched})
         return [
             None if grad is None else totals[grad if isinstance(grad, str) else grad[0]] for grad in self._trace.grads
         ]

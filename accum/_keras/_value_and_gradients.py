@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 from accum import _check, _rows, _tf
 from accum._engine._cut_graph import CutGraph
 from accum._engine._gradients import keeping_gradients
-from accum._engine._meetings import own_gradients
+from accum._engine._meetings import looked_up_by_shapes, own_gradients
 from accum._engine._micro_batches import Batch
 from accum._engine._segments import segments_of, whole_call
 from accum._engine._value_and_gradients import (
@@ -45,15 +45,16 @@ def value_and_gradients(
         gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
 
     A `function` that is a mean over its examples gives the value and the gradients of the whole batch. So does any
-    other with the default `whole_batch`, which traces it once more to prove what it is. It works eagerly, in a `tf.function` (with `jit_compile=True`, if shapes are static), under a
-    `tf.GradientTape` of your own, which then keeps the memory of all micro-batches, and in `strategy.run`, where each
-    replica computes the mean, and with `whole_batch` the statistics, over its own part of the batch.
+    other with the default `whole_batch`, which traces it once more to prove what it is. It works eagerly, in a
+    `tf.function` (with `jit_compile=True`, if shapes are static), under a `tf.GradientTape` of your own, which then
+    keeps the memory of all micro-batches, and in `strategy.run`, where each replica computes the mean and the
+    statistics over its own part of the batch.
 
     With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
-    whole batch. By default or with `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
-    whole batch, and moves its averages once, whether it is a layer of Keras, `tf.nn.moments` or a fused operation. See
-    `whole_batch` of `GradientAccumulateModel`. Where that is needed, an eager call traces `function` in each call, so
-    decorate your step with `tf.function`. The value can't be differentiated again.
+    whole batch. By default or with `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and
+    variance of the whole batch, and moves its averages once, whether it is a layer of Keras, `tf.nn.moments` or a fused
+    operation. See `whole_batch` of `GradientAccumulateModel`. Where that is needed, an eager call traces `function` in
+    each call, so decorate your step with `tf.function`. The value can't be differentiated again.
 
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
@@ -235,7 +236,9 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         found = _rows.analyse(graph, [value.op.name] + own.operations, rows)
     except Exception:  # what can't be looked at isn't proven; what is wrong with it, the function itself raises
         return False
-    if own.mixing(found) or not own.are_linear or _tf.op_walks.may_assign_beside(graph, []):
+    if own.mixing(found) or not own.are_linear or looked_up_by_shapes(graph, found):
+        return False
+    if _tf.op_walks.may_assign_beside(graph, []):
         return False
     if task.weight == "examples":
         return found.combination(value.name) in ("mean", "constant")

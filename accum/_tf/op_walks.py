@@ -47,23 +47,41 @@ def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation
 
 
 def depends_on_variables_alone(
-    tensor: tf.Tensor, or_shapes: bool = False, examples: Container[tf.Operation] = ()
+    tensor: tf.Tensor, or_lengths: bool = False, examples: Container[tf.Operation] = ()
 ) -> bool:
     """Whether a tensor of a function is computed from variables and constants, and not drawn.
 
     Args:
       tensor: the tensor.
-      or_shapes: whether it may be computed from shapes of other tensors too.
+      or_lengths: whether it may be computed from lengths of other tensors too, but for their first axes.
       examples: operations that compute examples, perhaps from constants.
     """
-    shapes = ("Shape", "ShapeN", "Size", "Rank") if or_shapes else ()
-    ops = ancestors([tensor.op], sources=lambda op: [] if op.type in shapes else sources_of(op, with_control=False))
-    return all(
-        op.outputs[0].dtype == tf.resource
-        if op.type == "Placeholder"
-        else op.type == "ReadVariableOp" or not (op.op_def.is_stateful or op in examples)
-        for op in ops
-    )
+    stack, seen = [tensor], set()
+    while stack:
+        one = stack.pop()
+        op = one.op
+        if one.name in seen or (or_lengths and _is_inner_length(one)):
+            continue
+        seen.add(one.name)
+        is_state = op.type == "ReadVariableOp" or (op.type == "Placeholder" and one.dtype == tf.resource)
+        if not is_state and (op.type == "Placeholder" or op.op_def.is_stateful or op in examples):
+            return False
+        stack += op.inputs
+    return True
+
+
+def _is_inner_length(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has lengths of another one, but not that of its first axis."""
+    op = tensor.op
+    source = op.inputs[0].op if op.type in ("StridedSlice", "Unpack") else None
+    if source is None or source.type != "Shape":
+        return False
+    if op.type == "Unpack":
+        return tensor.value_index > 0
+    begin, rank = tf.get_static_value(op.inputs[1]), source.inputs[0].shape.rank
+    if begin is None or len(begin) != 1 or op.get_attr("begin_mask"):
+        return False
+    return begin[0] > 0 or (begin[0] < 0 and rank is not None and rank + begin[0] > 0)
 
 
 def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:

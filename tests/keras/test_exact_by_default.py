@@ -586,3 +586,75 @@ def test_inputs_of_another_kind_are_looked_at_anew():
     expected = trained_on_other_inputs_later(models[0])
     assert_equal(expected, trained_on_other_inputs_later(split))
     assert_differ(expected, trained_on_other_inputs_later(given_up, run_eagerly=True))
+
+
+class LookedUp(layers.Layer):
+    """Adds rows of a table, looked up by constants or by what `ids` makes of the inputs."""
+
+    def __init__(self, rows, ids):
+        super().__init__()
+        self.rows, self.ids = rows, ids
+
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(self.rows, 6), initializer="random_normal")
+        super().build(shape)
+
+    def call(self, inputs):
+        ids = self.ids(inputs) if callable(self.ids) else tf.constant(self.ids)
+        rows = tf.gather(tf.convert_to_tensor(self.table), ids)
+        return tf.reduce_sum((inputs[:, None] + rows) * tf.range(1.0, rows.shape[-2] + 1)[:, None], 1)
+
+
+@pytest.mark.parametrize("rows, ids", [(6, [5, 4, 3, 2, 1, 0]), (10, [0, 1, 2]), (10, [3])], ids=["all", "some", "one"])
+def test_rows_that_are_looked_up_by_constants_before_a_barrier_get_their_own_gradients(rows, ids):
+    def program():
+        return tf.keras.Sequential(
+            [
+                tf.keras.Input((6,)),
+                LookedUp(rows, ids),
+                layers.Dense(8, "tanh"),
+                layers.BatchNormalization(),
+                layers.Dense(1),
+            ]
+        )
+
+    plain, split, x, loss = pair(lambda: (program(), X, "mse"), micro_batch_size=SIZE)
+    with silent(UserWarning):
+        assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+def test_rows_that_are_looked_up_by_the_shape_of_the_examples_are_no_positions():
+    """The full batch has a slice for each example, and Adam of Keras 3 takes them one by one."""
+    ids = lambda inputs: tf.zeros(tf.shape(inputs)[:1], tf.int32)[:, None]
+    stack = lambda: [tf.keras.Input((6,)), LookedUp(3, ids), layers.Dense(8, activation="tanh"), layers.Dense(1)]
+    results = []
+    for model in pair(lambda: (tf.keras.Sequential(stack()), X, "mse"), micro_batch_size=SIZE)[:2]:
+        model.compile(tf.keras.optimizers.Adam(0.01, epsilon=0.01), "mse", **JIT)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
+
+
+class WithEnd(layers.Layer):
+    """Looks up words, and before them a word of its own, in the same table."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(9, 4)
+        self.table.build(shape)
+        super().build(shape)
+
+    def call(self, words):
+        end = tf.tile(self.table(tf.constant([[8]])), [tf.shape(words)[0], 1, 1])
+        return tf.concat([end, self.table(words)], axis=1)
+
+
+def test_a_table_for_examples_and_for_constants_is_computed_at_once_and_named():
+    def program():
+        words = tf.keras.Input((2,), dtype="int32")
+        outputs = layers.Dense(1)(layers.BatchNormalization()(layers.GlobalAveragePooling1D()(WithEnd()(words))))
+        return tf.keras.Model(words, outputs), np.arange(72).reshape(36, 2).astype("int32") % 9, "mse"
+
+    plain, split, x, loss = pair(program, micro_batch_size=SIZE)
+    with pytest.warns(UserWarning, match="at once.*look the latter up in a variable of their own"):
+        ours = trained(split, x, loss)
+    assert_equal(trained(plain, x, loss), ours)

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
-from accum._engine._meetings import own_gradients
+from accum._engine._meetings import looked_up_by_shapes, own_gradients
 from accum._engine._micro_batches import Batch
 from accum._tf import Data, Nested, tf
 
@@ -210,6 +210,9 @@ class _Call:
             return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
+        by_shapes = looked_up_by_shapes(graph, found) if self._is_training else []
+        if by_shapes:
+            return f"rows of a table that are looked up by shapes alone ({_check.shown(by_shapes)})"
         is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
         if all(is_apart) and not found.counting:
             return None
