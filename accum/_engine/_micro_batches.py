@@ -398,10 +398,25 @@ class SlicesSum(Concatenated):
         self._dense_shape = dense_shape
         self._are_positions = are_positions
 
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
+        return self.values if self._is_alike(compiled) else super().start(loops, compiled)
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        if self._is_alike(compiled):
+            return [*Sum(self.values[0]).add(state, index, compiled), state[1]]
+        return super().add(state, index, compiled)
+
+    def _is_alike(self, compiled: bool) -> bool:
+        """Whether each micro-batch has the same rows: XLA lets all have positions of one length."""
+        return compiled and self._are_positions
+
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
-        values, indices = self._joined(state, compiled)
-        if self._are_positions and not compiled:
-            values, indices = _once_if_alike(values, indices, state[1].size())
+        if self._is_alike(compiled):
+            values, indices = state
+        else:
+            values, indices = self._joined(state, compiled)
+            if self._are_positions:
+                values, indices = _once_if_alike(values, indices, state[1].size())
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 

@@ -392,6 +392,17 @@ def test_an_optimizer_gets_each_row_of_a_table_of_positions_once(options, is_kno
     assert_equal(*results)
 
 
+@pytest.mark.tf("2.16", because="Adam of Keras 2 takes rows that repeat as one")
+@pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["default", "whole batch"])
+def test_positions_are_added_up_under_xla_too(options):
+    results = []
+    for model in pair(lambda: with_positions(False), micro_batch_size=SIZE, **options)[:2]:
+        model.compile(tf.keras.optimizers.Adam(0.01, epsilon=0.01), loss="mse", jit_compile=True)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["default", "whole batch"])
 def test_a_row_that_every_example_looks_up_is_no_position(options, run_eagerly):
