@@ -367,7 +367,7 @@ def _read(
         wholes,
         [of_parts(grad, _name) for grad in by_variables],
         [grad_of(tensor) for tensor in marks.watched],
-        [var.shape.as_list() for var in variables or ()],
+        [_lengths(var) for var in variables or ()],
         marks.unknown,
         [(value.name, is_sum) for value, is_sum in marks.numbers],
         _names(marks.rows),
@@ -378,6 +378,13 @@ def _read(
 def is_differentiable(tensor: tf.Tensor) -> bool:
     """Whether a tensor can have a gradient."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _lengths(source: Any) -> List[int]:
+    """Return the shape of what is differentiated by, which can be a variable's handle."""
+    spec = _tf.graph_parts.spec_of_variable(source) if source.dtype == tf.resource else None
+    shape: tf.TensorShape = source.shape if spec is None else spec.shape
+    return shape.as_list()  # type: ignore[no-any-return]
 
 
 def _name(tensor: Optional[tf.Tensor]) -> Optional[Key]:

@@ -13,13 +13,16 @@ GUESSES = [Guess(others, scalars) for others in (-194, 22, None) for scalars in 
 """What is assumed, one after the other, until shapes can be inferred: small other lengths say most."""
 
 
-def analyse(graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows]) -> "Analysis":
+def analyse(
+    graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows], with_places: bool = False
+) -> "Analysis":
     """Find the axis of the examples in each tensor of a graph.
 
     Args:
       graph: a static graph, or that of a `tf.function`.
       operations: names of the operations to look at; those from which they are computed are added.
       inputs: {name of a tensor: its `Rows`}, the batch.
+      with_places: whether lookups in tables of several parts may be split, in which each micro-batch counts its rows.
 
     Raises:
       ConstantBatchSize: if the number of examples is a constant of the graph.
@@ -28,7 +31,7 @@ def analyse(graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows])
     for attempt in GUESSES:
         flat = FlatGraph(graph, operations, inputs)
         try:
-            return Analysis(Decisions(graph, flat, inputs, attempt))
+            return Analysis(Decisions(graph, flat, inputs, attempt, with_places))
         except NotImported as error:
             failure = error
     assert failure is not None

@@ -13,6 +13,7 @@ from accum._rows import _axes, _elementwise, _images, _products, _reductions
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
 from accum._rows._images import RESIZES
 from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
+from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
 from accum._rows._shapes import ALIASES, COUNTS, PRIMES, NotImported, Shapes
 from accum._rows._states import (
@@ -83,8 +84,11 @@ class Decision(NamedTuple):
 class Decisions:
     """Decides the state of every tensor."""
 
-    def __init__(self, graph: tf.Graph, flat: FlatGraph, inputs: Dict[str, Rows], guess: Guess) -> None:
+    def __init__(
+        self, graph: tf.Graph, flat: FlatGraph, inputs: Dict[str, Rows], guess: Guess, with_places: bool
+    ) -> None:
         self.graph, self.flat, self.inputs, self.guess = graph, flat, inputs, guess
+        self._with_places = with_places
         self.states: Dict[Key, Optional[State]] = {}
         self.values: Dict[Key, Optional[Values]] = {}
         self.decisions: Dict[str, Decision] = {}
@@ -175,6 +179,9 @@ class Decisions:
             elif node.type in RESIZES and not (node.name == node.owner and self._is_sized(node)):
                 self._decide_pending(pending)
                 self._decide_resized(node)
+            elif node.type in STITCHES:
+                self._decide_pending(pending)
+                self._decide_pending([node])
             elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
                 pending.append(node)
         self._decide_pending(pending)
@@ -531,6 +538,9 @@ class Decisions:
             if "PyFunc" in node.type:
                 self.unruled.append(node.type)
             raise Meets("it has an effect")
+        is_of_share = any(map(is_share, states)) and node.type in GATHERS
+        if self._with_places and (is_of_share or (node.type in KINDS and self._is_about_rows(node, states))):
+            return self._of_shares(node, level)
         if any(state is not None and state.kind == "list" for state in states):
             return self._on_lists(node, states)
         if node.type in OF_SHAPE:
@@ -582,6 +592,17 @@ class Decisions:
             raise Meets("its shape is not known")
         self._say(node, "behind" if is_whole else "size")
         return [whole(level) if is_whole else SIZE] * len(pairs)
+
+    def _is_about_rows(self, node: Node, states: List[Optional[State]]) -> bool:
+        return any(map(has_rows, states)) or any(map(self.is_count, node.inputs))
+
+    def _of_shares(self, node: Node, level: int) -> List[Optional[State]]:
+        """Return the states of rows, or of their places, that go to parts of a table and come back."""
+        results = results_of(node, self._given(node), self.shapes.dims(node.outputs[0]), level)
+        for key, dtype, result in zip(node.outputs, node.dtypes, results):
+            self.shapes.give(key, result.dims, dtype)
+        self._say(node, "rows")
+        return [result.state for result in results]
 
     def _of_shape(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         for key, state in zip(node.inputs, states):

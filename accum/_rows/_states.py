@@ -59,6 +59,23 @@ class Layout(NamedTuple):
         return Rows(self.axis, self.per_example) if self.blocks == 1 else None
 
 
+class Share(NamedTuple):
+    """Rows that go to one of several parts of a table, in their order.
+
+    Attributes:
+      parts: the key of the tensor that says to which part each row goes; "" for all rows.
+      number, total: which of how many parts it is.
+      layout: that of all rows.
+      are_places: whether these are not the rows, but the places at which they are among all of them.
+    """
+
+    parts: str
+    number: int
+    total: int
+    layout: Layout
+    are_places: bool = True
+
+
 class State(NamedTuple):
     """What is known of a tensor that depends on the batch; None stands for one that doesn't.
 
@@ -72,6 +89,7 @@ class State(NamedTuple):
       dims: for a list, the `Pair` of its elements; None if it is empty.
       lengths: for a list, how many elements it has, in the order of `Pair`; or None.
       values: for a list, the values that every element has, if they are known.
+      share: which rows it holds, if it is no list, but examples are apart in it in another order than theirs.
     """
 
     kind: str
@@ -81,6 +99,7 @@ class State(NamedTuple):
     dims: Optional[Pair] = None
     lengths: Dims = None
     values: Frozen = None
+    share: Optional[Share] = None
 
 
 SIZE = State("size")

@@ -27,7 +27,7 @@ class Joined:
         return (tf.TensorArray(self._tensor.dtype.base_dtype, size=count, infer_shape=False),)
 
     def update(self, state: State, number: tf.Tensor, values: Values) -> State:
-        return (state[0].write(number, swapped(values[self._tensor.name], self._axis)),)
+        return (state[0].write(number, swapped(values[self._tensor.name], self._axis, self._shape.rank)),)
 
     def finalize(self, state: State) -> tf.Tensor:
         result = swapped(state[0].concat(), self._axis, self._shape.rank)

@@ -287,8 +287,9 @@ class _Split:
         self._not_constant = _reached(not_constant, users, LENGTHS)
         ends_of_losses = self._losses if self._branches is None else self._branches.ends
         self._before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses]))
-        ends = [image.op for image in map(self._image, self._outputs) if image is not None]
-        self._before_outputs = set(_tf.op_walks.ancestors(ends))
+        images = [image for image in map(self._image, self._outputs) if image is not None]
+        self._ends = [image for image in images if image.op in self._before_losses]  # no loss needs the others
+        self._before_outputs = set(_tf.op_walks.ancestors([image.op for image in self._ends]))
         self._trusted: Set[tf.Operation] = set()
         self._analysis = self._analysed(users)
         self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
@@ -413,11 +414,11 @@ class _Split:
 
     def _analysed_with(self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows]) -> Analysis:
         try:
-            return _rows.analyse(self._graph, [op.name for op in ops], inputs)
+            return _rows.analyse(self._graph, [op.name for op in ops], inputs, with_places=True)
         except _rows.ConstantBatchSize:  # perhaps only of a summary, which is not split then
             before = [op.name for op in ops if op in self._before_losses]
         try:
-            return _rows.analyse(self._graph, before, inputs)
+            return _rows.analyse(self._graph, before, inputs, with_places=True)
         except _rows.ConstantBatchSize as error:
             raise ValueError(f"{error} In {self._named(self._graph.get_operation_by_name(error.operation))}.") from None
 
@@ -427,7 +428,7 @@ class _Split:
         """Return what is known of operations, but of those that still take a constant number of examples."""
         while True:
             try:
-                return _rows.analyse(self._graph, [op.name for op in ops], inputs)
+                return _rows.analyse(self._graph, [op.name for op in ops], inputs, with_places=True)
             except _rows.ConstantBatchSize as error:
                 constant = _reached([self._graph.get_operation_by_name(error.operation)], users)
                 if constant.isdisjoint(ops):
@@ -478,7 +479,7 @@ class _Split:
           barriers: operations that compute statistics of the batch, which are known where they are used.
         """
         candidates = {op for op in self._ops if self._keeps_apart(op, barriers)}
-        if self._outputs:
+        if self._ends:
             candidates &= self._before_outputs
         frames = self._frames()
         if self._branches is None:
@@ -837,8 +838,7 @@ class _Split:
 
     def _require_apart(self) -> None:
         """Raise if examples may meet before `outputs`."""
-        images = [image for image in map(self._image, self._outputs) if image is not None]
-        wrong = [one.name for one in images if one.op not in self._inside or self._analysis.rows(one.name) is None]
+        wrong = [one.name for one in self._ends if one.op not in self._inside or self._analysis.rows(one.name) is None]
         if wrong:
             raise ValueError(
                 "The batch can't be split up to `outputs`, before which each example must be computed by itself, from "

@@ -131,7 +131,19 @@ def by_numbers(x, y):
     return unusual_loss(dense(everything, "last", 1), y)
 
 
-PROGRAMS = [perceptron, embedding, tied_embedding, attention, by_numbers]
+def partitioned_embedding(x, y):
+    """Tables of several parts, to which words go by their rest or in order, and a check that they are split."""
+    words = tf.cast(tf.abs(x[:, :, 0]) * 7, tf.int32) % 11
+    vectors = []
+    for strategy in ("mod", "div"):
+        part = tf1.fixed_size_partitioner(3)
+        first = tf1.random_normal_initializer(seed=len(vectors))
+        table = tf1.get_variable(f"table_{strategy}", [11, 5], initializer=first, partitioner=part)
+        vectors.append(tf1.nn.embedding_lookup(table, words, partition_strategy=strategy))
+    return unusual_loss(dense(tf.reduce_mean(vectors[0] * vectors[1], 1), "last", 1), y)
+
+
+PROGRAMS = [perceptron, embedding, tied_embedding, partitioned_embedding, attention, by_numbers]
 
 
 @pytest.mark.law("L21")
@@ -199,6 +211,23 @@ def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
         return unusual_loss(dense(state, "last", 1), y)
 
     assert_same(trained(program, 6, batch=batch), trained(program, batch=batch))
+
+
+def unshaped(x, y):
+    """Time is the first axis, and the program itself says which shape the results of its loop have."""
+    kernel = weight("kernel", [4, 5])
+    states = tf.TensorArray(tf.float32, size=6, infer_shape=False)
+    write = lambda time, states: (time + 1, states.write(time, tf.tanh(tf.matmul(x[:, time], kernel))))
+    hidden = tf.while_loop(lambda time, _: time < 6, write, (tf.constant(0), states))[1].stack()
+    hidden.set_shape([6, None, 5])
+    hidden -= tf.reduce_mean(hidden, 1, keepdims=True)
+    return unusual_loss(dense(tf.reduce_mean(hidden**2, 0), "last", 1), y)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L21")
+def test_rows_may_lie_on_an_axis_of_what_only_the_program_knows_the_shape():
+    assert_same(trained(unshaped, 6), trained(unshaped))
 
 
 @pytest.mark.law("L21")
@@ -882,7 +911,7 @@ def of_constant_size(x, y):
 
 @pytest.mark.law("L21")
 @pytest.mark.parametrize("size", mainly([1, 6, N], 6))
-@pytest.mark.parametrize("program", [of_constant_size, *PROGRAMS[:-1]], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [of_constant_size, *PROGRAMS[:3], attention], ids=lambda program: program.__name__)
 def test_a_batch_of_a_constant_size_is_split_as_one_of_any_size(program, size):
     def batch():
         return placeholders(N)
