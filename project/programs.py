@@ -224,8 +224,8 @@ changed, and no variable is added.
 - **As it is**: the same without an order; in brackets, if it is more than 5e-6, how far the program's own, unchanged
   full batch is off the ordered one, because it reads and changes variables in no fixed order.
 - **Variables**: how many are compared; but for those that rounding decides: after a full batch with its examples in
-  another order, they differ by more than 5e-6; and those that two updates change in no fixed order, such as averages
-  that two calls of a layer move in place.
+  another order, or with other last digits, they differ by more than 5e-6; and those that two updates change in no
+  fixed order, such as averages that two calls of a layer move in place.
 - **In micro-batches**: how many of the operations that use variables are computed in micro-batches, and how many batch
   normalisations take statistics of the whole batch.
 - **Memory**: the most that a step on 64 examples holds at a time beside the variables, full batch and split, by

@@ -62,17 +62,16 @@ def value_and_gradients(
     - Other collections keep what does not depend on a micro-batch, such as the regularization losses of variables.
       Create summaries from the returned value.
 
-    With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
-    whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
-    whole batch, whether it is a layer, `tf.nn.moments` or a fused operation. For either, `function` is called once, and
-    the operations from which its result is computed are repeated for each micro-batch. Its other operations, such as
-    `tf.print` or an assertion, do not run.
-
     A warning names the variables that `function` assigns to before it computes its result, because it does so for each
     micro-batch.
 
-    If the graph is built on the whole batch already, `split_batch` needs no function, only one line, and is exact for
-    any loss and for batch normalisation. This function is for what it does not take: ragged and sparse data, weights of
+    With `whole_batch` or `loss`, `function` is called once, with the whole batch, and `split_batch` splits what it has
+    built. So batch normalisation, losses of any kind, and what is added to collections are those of the whole batch.
+    With `loss`, `function` returns the outputs of a network, one row for each example, up to which the batch is split,
+    and `loss(outputs, *data)` is computed from those of all examples.
+
+    If the graph is built on the whole batch already, `split_batch` needs no function, only one line. Without
+    `whole_batch` and `loss`, this function is for what it does not take: ragged and sparse data, weights of
     micro-batches, and operations that are not known to keep examples apart.
 
     Args:
@@ -86,23 +85,21 @@ def value_and_gradients(
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
-      whole_batch: what is computed over the whole batch: "batch_norm", "loss", both as a tuple, or "all". "loss" needs
-        `loss`, which implies it.
-      recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
+      whole_batch: "batch_norm", "loss", both as a tuple, or "all": whether `split_batch` is used, for all that it
+        computes over the whole batch. "loss" and "all" need `loss`, which implies them.
+      recompute: as for `split_batch`.
       loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
     Returns:
-      `(value, grads_and_vars)`. The value is a tensor of shape []. With `whole_batch` or `loss`, it can't be
-      differentiated again. The list of (gradient, variable) is what
+      `(value, grads_and_vars)`. The value is a tensor of shape []. The list of (gradient, variable) is what
       `compute_gradients` of a `tf.compat.v1.train.Optimizer` would return for the whole batch, for `apply_gradients`: a
       gradient is a tensor of its variable's shape and dtype, `tf.IndexedSlices` or None. If all weights are 0, so are
       value and gradients.
 
     Raises:
       TypeError, ValueError: an argument does not match its description above, the loss depends on no variable,
-        `function` creates variables in its second call, or what it adds to a collection can't be treated as above;
-        with `whole_batch` or `loss`, it assigns to variables or contains loops or conditionals of TF 1, or it updates
-        averages of batch normalisation without `whole_batch="batch_norm"`.
+        `function` creates variables in its second call, what it adds to a collection can't be treated as above, or
+        `split_batch` can't split what it has built.
       RuntimeError: when executing eagerly or in a `tf.function`.
 
     Example:

@@ -186,8 +186,9 @@ def sketch_rnn():
 
     def model_of(strokes, lengths, drawn, is_training):
         hparams.batch_size, hparams.is_training = tf.shape(strokes)[0], is_training
-        given = iter((lengths, strokes))
-        with mock.patch.object(tf1, "placeholder", lambda *_, **__: next(given)):
+        given, whole = [lengths, strokes], tf1.placeholder
+        placeholder = lambda *args, **options: given.pop(0) if given else whole(*args, **options)
+        with mock.patch.object(tf1, "placeholder", placeholder):
             with mock.patch.object(tf1, "random_normal", lambda *_, **__: drawn):
                 return program.Model(hparams)
 

@@ -265,8 +265,8 @@ PROGRAMS = {
                 ),
             ]
         },
-        note="detects objects. Each layer has a sixteenth of its filters. The learning rate is 1e-5: with 1e-4, "
-        "rounding decides by the third step which boxes its loss ignores. OpenCV, easydict and tqdm are not installed; "
+        note="detects objects. Each layer has a sixteenth of its filters. Adam's `epsilon` is 1, so that it does "
+        "not divide rounding by rounding. OpenCV, easydict and tqdm are not installed; "
         "empty modules stand in for them",
     ),
     "monodepth": Program(
@@ -295,7 +295,8 @@ PROGRAMS = {
         "`yolov3` with slim's batch normalisation, a loop over examples in its loss, and the updates of `train.py`",
         None,
         slim_yolov3,
-        note="detects objects. Each layer has a sixteenth of its filters",
+        note="detects objects. Each layer has a sixteenth of its filters. With other last digits in its input, the full "
+        "batch itself moves as far as the split one is off",
     ),
     "cyclegan": Program(
         "vanhuyz/CycleGAN-TensorFlow",

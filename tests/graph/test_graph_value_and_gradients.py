@@ -770,9 +770,8 @@ def test_variables_that_are_changed_outside_of_the_function_are_not_named():
 
 @pytest.mark.slow
 @pytest.mark.law("L13")
-@pytest.mark.parametrize("whole_batch", [(), "batch_norm"], ids=["micro-batches", "whole batch"])
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
-def test_each_use_of_a_layer_moves_its_averages_in_turn(use_resource, whole_batch):
+def test_each_use_of_a_layer_moves_its_averages_in_turn(use_resource):
     data = np.random.RandomState(2).normal(3.0, 2.0, size=(11, 5)).astype("float32")
     others = 0.5 * data - 2.0
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -793,7 +792,7 @@ def test_each_use_of_a_layer_moves_its_averages_in_turn(use_resource, whole_batc
             return tf.reduce_mean((normalized(x) * weight - 1.0) ** 2) + tf.reduce_mean((normalized(y) - weight) ** 2)
 
         batch = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.float32, [None, 5])
-        value_and_gradients(loss, batch, [weight], 4, whole_batch=whole_batch)
+        value_and_gradients(loss, batch, [weight], 4)
         moves = tf1.get_collection(KEYS.UPDATE_OPS)
         session.run(tf1.global_variables_initializer())
         session.run(moves, dict(zip(batch, (data, others))))
