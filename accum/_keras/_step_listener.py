@@ -1,7 +1,8 @@
 """What sees the steps of an optimizer, so that something of them can be logged: a `StepListener`."""
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
+from accum._engine import _replicas
 from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 
@@ -57,16 +58,25 @@ class StepListener:
         """
         return []
 
-    def end_batch(self, logs: Logs) -> Logs:
-        """End a batch. Returns its logs, which may have more entries.
-
-        Each must be one tensor for all replicas, made by `_replicas.across_replicas`. If each replica has one, Keras 2
-        logs their sum since TensorFlow 2.11, and Keras 3 their mean.
-        """
-        return logs
+    def end_batch(self, logs: Logs) -> Dict[str, tf.Tensor]:
+        """End a batch with the logs of its step. Returns scalars to be logged too: their mean over replicas is."""
+        return {}
 
     def end_cycle(self) -> None:
         """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`."""
 
     def stop(self) -> None:
         """Listen no more, since an exception has ended `fit`."""
+
+
+def end_batch(listeners: Sequence[StepListener], logs: Logs) -> Logs:
+    """End a batch for `listeners`, on each replica. Returns its logs, with what they add."""
+    entries: Dict[str, tf.Tensor] = {}
+    for listener in listeners:
+        entries.update(listener.end_batch(logs))
+    return {**logs, **_replicas.across_replicas(_means, [entries])} if entries else logs
+
+
+def _means(strategy: tf.distribute.Strategy, entries: Dict[str, tf.Tensor]) -> Dict[str, tf.Tensor]:
+    # One tensor for all replicas: of one for each, Keras 2 logs the sum since TensorFlow 2.11, and Keras 3 the mean.
+    return {name: strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None) for name, value in entries.items()}

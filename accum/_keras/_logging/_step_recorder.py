@@ -11,7 +11,7 @@ Everything is added in place, in few operations: each waits for the one before i
 """
 
 import math
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._logging._recorded_sums import StepSums, as_vector, norms_of_micro_batch, squared_norm
 from accum._keras._optimizer._internals import accumulation_of, internals_of
-from accum._keras._step_listener import PartsSeen, StepListener
+from accum._keras._optimizer._wrapper import listen
+from accum._keras._step_listener import PartsSeen, StepListener, end_batch
 from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 ROWS = 4096
@@ -67,11 +68,10 @@ class StepRecorder(StepListener):
         internals = internals_of(self._optimizer)
         for other in [one for one in internals.listeners if isinstance(one, StepRecorder)]:
             other.stop()
-        internals.listeners.append(self)
+        listen(self._model, self)
         self._begin_within(internals.unfinished_row)
         if accumulation_of(self._model) is None:
             self._wrap_train_step()
-        self._model.train_function = None  # traced without a recorder
 
     @property
     def is_attached(self) -> bool:
@@ -84,7 +84,7 @@ class StepRecorder(StepListener):
 
         def recorded_train_step(data: Data) -> Logs:
             self.begin_batch(data)
-            return self.end_batch(function(data))
+            return end_batch([self], function(data))
 
         self._unwrapped = own
         _tf.patches.LOGGED_STEP.keep(self._model, "train_step", recorded_train_step)
@@ -225,8 +225,8 @@ class StepRecorder(StepListener):
         return [self._add(as_vector(sums))]
 
     @_tf.graphs.untouched_by_autograph
-    def end_batch(self, logs: Logs) -> Logs:
-        """Add the loss of the batch, and go on to the next row if its cycle has ended. Returns the same logs."""
+    def end_batch(self, logs: Logs) -> Dict[str, tf.Tensor]:
+        """Add the loss of the batch, and go on to the next row if its cycle has ended."""
         examples = _replicas.local_variable(self._batch).read_value()
         before, now = _replicas.local_variable(self._losses), self._losses_so_far()
         change = now - before.read_value()
@@ -242,7 +242,7 @@ class StepRecorder(StepListener):
             is_over = tf.cast(tf.equal(self._optimizer.micro_step, 0), tf.float32)
             _replicas.local_variable(self._cycles).assign_add(is_over, read_value=False)
         self._is_in_batch = False
-        return logs
+        return {}
 
     def _losses_so_far(self) -> tf.Tensor:
         """Return the sum and the weight of the losses in this epoch, from the metrics that track them."""

@@ -525,6 +525,15 @@ def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOpt
     return list({id(optimizer): optimizer for optimizer in several}.values())
 
 
+def listen(model: tf.keras.Model, listener: StepListener) -> None:
+    """Let `listener` see the steps of the optimizer of a model from now on.
+
+    A callback calls it in `set_model`, before `fit` traces its step.
+    """
+    accumulating_optimizer(model.optimizer)._internals.listeners.append(listener)
+    model.train_function = None  # traced without it
+
+
 def listeners_of(model: tf.keras.Model) -> List[StepListener]:
     """Return those that see the steps of an accumulating model."""
     if not wrapped_by(model):

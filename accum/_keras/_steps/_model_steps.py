@@ -16,6 +16,7 @@ from accum._engine._micro_batches import Batch, Size
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
+from accum._keras._step_listener import end_batch
 from accum._keras._steps._batch_draws import BatchDraws
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._user_steps import UserSteps
@@ -88,10 +89,7 @@ class ModelSteps(UserSteps):
         listeners = listeners_of(self.model)
         for listener in listeners:
             listener.begin_batch(data)
-        logs = self._step("train_step", data).train(data)
-        for listener in listeners:
-            logs = listener.end_batch(logs)
-        return logs
+        return end_batch(listeners, self._step("train_step", data).train(data))
 
     @_tf.graphs.run_as_written
     def test(self, data: Data) -> Logs:

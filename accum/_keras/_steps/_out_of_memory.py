@@ -33,6 +33,7 @@ from accum._keras._diagnosis._sums import warn_of_unlike_losses
 from accum._keras._model._size_in_use import WHOLE_BATCH
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
+from accum._keras._step_listener import end_batch
 from accum._keras._steps._batch_draws import counters_of
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._model_steps import create_variables_ahead
@@ -519,8 +520,7 @@ class AutoSizedSteps:
         return self._ended(self._steps[_replicas.replica_number()].apply(totals))
 
     def _ended(self, logs: Logs) -> Logs:
-        for listener in listeners_of(self._model):
-            logs = listener.end_batch(logs)
+        logs = end_batch(listeners_of(self._model), logs)
         _tf.steps.count_batch(self._model, "_train_counter", logs)
         return logs
 
