@@ -5,14 +5,14 @@
              function      function      function
                '------ + ----'------ + ----'------> sums, pooled moments, rows
 
-A batch of n examples is cut into ceil(n / m) micro-batches. The first has the remainder, between 1 and m examples, and
-runs outside of the loop: it creates the variables and tells what is summed. All others have exactly m examples and run
-in a `tf.while_loop`, one after the other, so that the memory of only one is needed. Their constant size is what XLA can
-compile. Between workers, the last one runs after the loop: what a loop computes can be used only when it has ended.
+A batch of n examples is split into ceil(n / m) micro-batches. The first has the remainder, between 1 and m examples,
+and runs outside of the loop: it creates the variables and tells what is summed. All others have exactly m examples and
+run in a `tf.while_loop`, one after the other, so that the memory of only one is needed. Their constant size is what XLA
+can compile. Between workers, the last one runs after the loop: what a loop computes can be used only when it has ended.
 
 Nothing in here communicates between replicas: each replica runs its own part.
 
-A `Batch` is what is cut. `Combined` is how one output is combined over the micro-batches.
+A `Batch` is what is split. `Combined` is how one output is combined over the micro-batches.
 """
 
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -495,23 +495,23 @@ LoopState = Optional[List[LoopVariable]]
 """The loop variables of a `Combined`, or None where a micro-batch returns None."""
 
 
-class Cuts(NamedTuple):
-    """Where a batch is cut: `first` examples, then `loops` times `size`, which is at most the batch."""
+class Sizes(NamedTuple):
+    """How a batch is split: `first` examples, then `loops` times `size`, which is at most the batch."""
 
     first: Size
     loops: Size
     size: Size
 
 
-def cut(count: Size, size: Size) -> Cuts:
-    """Cut a batch of `count` examples into micro-batches of at most `size`."""
+def sizes_of(count: Size, size: Size) -> Sizes:
+    """Return how a batch of `count` examples is split into micro-batches of at most `size`."""
     size = max(size, 1) if isinstance(size, int) else tf.maximum(size, 1)  # 0: of a batch without examples
     if isinstance(count, int) and isinstance(size, int):
         first = (count - 1) % size + 1 if count else 0
-        return Cuts(first, (count - first) // size, min(size, max(count, 1)))
+        return Sizes(first, (count - first) // size, min(size, max(count, 1)))
     first = tf.minimum(tf.math.floormod(count - 1, size) + 1, count)
     # No micro-batch is larger than the batch: XLA compiles the loop's body even if it never runs.
-    return Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
+    return Sizes(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
 
 
 FIRST = object()
@@ -532,7 +532,7 @@ class MicroBatches:
 
     Attributes:
       batch, compiled: the same.
-      cuts: where the batch is cut.
+      sizes: how the batch is split.
     """
 
     def __init__(self, batch: Batch, size: Size, compiled: bool = False, as_function: bool = False) -> None:
@@ -540,18 +540,18 @@ class MicroBatches:
         self.compiled = compiled
         self._as_function = as_function
         self._is_within_loop = False  # whether the first micro-batch is in the loop that is being built
-        self.cuts = cut(batch.count, size)
-        self._lacking = self.cuts.first - self.cuts.size  # so much less than the others has the first micro-batch
+        self.sizes = sizes_of(batch.count, size)
+        self._lacking = self.sizes.first - self.sizes.size  # so much less than the others has the first micro-batch
 
     def part(self, batch: Batch, index: Index) -> Nested:
-        """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
+        """Return the micro-batch at `index` of any batch that is split like this one, in the structure of its data."""
         return batch.part(self.begin(index), self.size_of(index))
 
     def begin(self, index: Index) -> Size:
         """Return the place of the first example of the micro-batch at `index`."""
         if index is FIRST or index is WHOLE:
             return 0
-        begin = self._lacking + index * self.cuts.size
+        begin = self._lacking + index * self.sizes.size
         return tf.maximum(begin, 0) if self._is_within_loop else begin
 
     def share(self, index: Index, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -560,7 +560,7 @@ class MicroBatches:
 
     def size_of(self, index: Index) -> Size:
         """Return the number of examples of the micro-batch at `index`."""
-        first, _, size = self.cuts
+        first, _, size = self.sizes
         if index is WHOLE:
             return self.batch.count
         if index is FIRST:
@@ -591,7 +591,7 @@ class MicroBatches:
         Returns:
           The structure that `function` returns, with the combined values.
         """
-        loops = self.cuts.loops
+        loops = self.sizes.loops
         self._is_within_loop = like is not None and not tf.executing_eagerly() and not self.compiled
         is_given = like is None
         begin = (self.part(self.batch, FIRST) if is_given else None), FIRST

@@ -295,8 +295,8 @@ PROGRAMS = {
         "`yolov3` with slim's batch normalisation, a loop over examples in its loss, and the updates of `train.py`",
         None,
         slim_yolov3,
-        note="detects objects. Each layer has a sixteenth of its filters. With other last digits in its input, the full "
-        "batch itself moves as far as the split one is off",
+        note="detects objects. Each layer has a sixteenth of its filters. With other last digits in its input, the "
+        "full batch itself moves as far as the split one is off",
     ),
     "cyclegan": Program(
         "vanhuyz/CycleGAN-TensorFlow",

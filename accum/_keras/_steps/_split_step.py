@@ -56,7 +56,7 @@ class SplitStep:
         self._as_function = _tf.steps.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
-        self._cuts: Any = None  # the `Cuts` of the batch
+        self._sizes: Any = None  # the `Sizes` of the batch
         self._total: Size = 0
         self._check_states()
 
@@ -76,7 +76,7 @@ class SplitStep:
     ) -> Nested:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         micro_batches = self._cut(data)
-        self._cuts, self._total = micro_batches.cuts, micro_batches.batch.count
+        self._sizes, self._total = micro_batches.sizes, micro_batches.batch.count
         warn_of_eager_draws(self._model)
         compiled = self._compiled or self._compiles_parts
         draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
@@ -135,7 +135,7 @@ class SplitStep:
 
     def _count_at(self, index: Index) -> Size:
         """Return the number of examples of a micro-batch."""
-        first, _, size = self._cuts
+        first, _, size = self._sizes
         count = first if index is FIRST else size
         static_count = tf.get_static_value(tf.convert_to_tensor(count))
         return count if static_count is None else int(static_count)
@@ -224,7 +224,7 @@ class SplitStep:
         It is 1 in the loop, so that no gradient there is multiplied by it: for each micro-batch, that would be another
         pass over all gradients.
         """
-        first, _, size = self._cuts
+        first, _, size = self._sizes
         is_whole = not is_first or (isinstance(first, int) and first == size)
         if is_whole and not self._model._accum.weight.was_replaced:
             return None

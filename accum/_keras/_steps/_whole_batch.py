@@ -704,7 +704,7 @@ class WholeBatchStep(SplitStep):
 
         batch = Batch(data)
         micro_batches = MicroBatches(batch, batch.count)
-        self._cuts = micro_batches.cuts
+        self._sizes = micro_batches.sizes
         return micro_batches.run_at_once(parts)
 
     def refuse_loss_scale_on_replicas(self) -> None:

@@ -17,10 +17,10 @@ from accum._engine._micro_batches import (
     Batch,
     Combined,
     Concatenated,
-    Cuts,
     Index,
     MicroBatches,
     Size,
+    Sizes,
     SlicesSum,
     as_tensor,
     has_axis,
@@ -135,7 +135,7 @@ class TokenBatches(MicroBatches):
         self._has_time = has_time
         data = tf.nest.map_structure(self._ordered, data)
         super().__init__(Batch(data), 1, as_function=as_function)
-        self.cuts = Cuts(self.plan.sizes[0], tf.size(self.plan.sizes) - 1, 1)
+        self.sizes = Sizes(self.plan.sizes[0], tf.size(self.plan.sizes) - 1, 1)
 
     def _ordered(self, leaf: Leaf) -> Leaf:
         if isinstance(leaf, tf.SparseTensor):
