@@ -1105,6 +1105,75 @@ def test_no_warning_of_statistics_noise_metrics_and_averages_per_step(make, accu
     assert not said_of_changes(from_model(model, accum_steps), run_eagerly=run_eagerly, **options)
 
 
+def contrastive(y_true, y_pred):
+    logits = tf.matmul(y_pred, y_true, transpose_b=True)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(y_pred)[0]), logits)
+
+
+def overlap(y_true, y_pred, axis=None):
+    return tf.reduce_sum(y_true * y_pred, axis) / (1.0 + tf.reduce_sum(y_true**2 + y_pred**2, axis))
+
+
+def by_pairs(y_true, y_pred):
+    distances = tf.reduce_mean((y_pred[:, None] - y_pred[None]) ** 2, -1)
+    return tf.reduce_mean(tf.nn.relu(1.0 - distances) + (y_true - y_pred)[:, 0] ** 2)
+
+
+def root_mean_square(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean((y_true - y_pred) ** 2))
+
+
+def of_some(y_true, y_pred):
+    kept = tf.cast(y_true > 0.0, tf.float32)
+    return tf.reduce_sum(kept * (y_true - y_pred) ** 2) / tf.reduce_sum(kept)
+
+
+LOSSES_OF_BATCH = {
+    "contrastive": contrastive,
+    "overlap of a batch": lambda y, p: 1.0 - overlap(y, p),
+    "pairs": by_pairs,
+    "root of a mean": root_mean_square,
+    "mean over some": of_some,
+    "beside one by example": lambda y, p: tf.reduce_mean((y - p) ** 2) - overlap(y, p),
+}
+if hasattr(tf.keras.losses, "Dice"):
+    LOSSES_OF_BATCH["Dice of Keras"] = tf.keras.losses.Dice()
+
+LOSSES_BY_EXAMPLE = {
+    "of Keras": "mse",
+    "by element": lambda y, p: (y - p) ** 2,
+    "overlap of each example": lambda y, p: 1.0 - overlap(y, p, axis=-1),
+    "mean of overlaps": lambda y, p: 1.0 - tf.reduce_mean(overlap(y, p, axis=1)),
+    "one number": lambda y, p: tf.reduce_mean(tf.abs(tf.reshape(y, [-1]) - tf.reshape(p, [-1]))),
+    "sum by shape": lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.cast(tf.shape(p)[0], tf.float32),
+    "sum by size": lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.cast(tf.size(p), tf.float32),
+    "sum by ones": lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.reduce_sum(tf.ones_like(p)),
+    "object of Keras in it": lambda y, p: tf.keras.losses.MeanSquaredError()(y, p),
+    "one row for each": lambda y, p: tf.gather_nd((y - p) ** 2, tf.range(tf.shape(p)[0])[:, None]),
+    "in a map": lambda y, p: tf.map_fn(lambda one: tf.reduce_mean((one[0] - one[1]) ** 2), (y, p), dtype=tf.float32),
+    "mean of means": lambda y, p: tf.reduce_mean([tf.reduce_mean((y - p) ** 2), tf.reduce_mean(tf.abs(y - p))]),
+    "stopped": lambda y, p: tf.reduce_mean((y - p) ** 2) + tf.stop_gradient(tf.reduce_mean(p)),
+}
+
+
+@pytest.mark.law("L1", "L17")
+@pytest.mark.parametrize("kind", sorted(LOSSES_OF_BATCH) + sorted(LOSSES_BY_EXAMPLE))
+def test_a_compiled_loss_of_the_whole_batch_is_named_in_cycles(kind):
+    """What is named ends elsewhere than at the full batch, and what is not ends there."""
+    loss = dict(LOSSES_OF_BATCH, **LOSSES_BY_EXAMPLE)[kind]
+    ended = []
+    for accum_steps, batch_size in ((1, 8), (2, 4)):
+        model = functional()
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = from_model(model, accum_steps)
+        model.compile(sgd(), loss)
+        with warned(category=accum.InexactWarning) as said:
+            model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    assert ["A compiled loss looks across" in line for line in said] == [True] * (kind in LOSSES_OF_BATCH)
+    assert (max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4) == (kind in LOSSES_OF_BATCH)
+
+
 class AveragingEachTime(Averaging):
     def train_step(self, data):
         logs = step_by_mean_square(self, self.optimizer, *data)

@@ -19,6 +19,16 @@ ACROSS_EXAMPLES = frozenset(
 )
 """Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient."""
 
+MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
+"""Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
+
+QUOTIENTS, PRODUCTS = frozenset(["Div", "DivNoNan", "RealDiv"]), frozenset(["Mul"])
+CURVED = frozenset(["Exp", "Log", "Log1p", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square", "SquaredDifference"])
+"""Types of operations that are not linear."""
+
+OF_SHAPES = frozenset(["OnesLike", "Shape", "ShapeN", "Size", "ZerosLike"])
+"""Types of operations that know how many examples there are, and nothing else of them."""
+
 BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 """Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
 
@@ -46,10 +56,10 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         return "losses that are neither all means nor all sums"
     across = [one for one in losses + metrics if not _may_be_apart(one)]
     if across:
-        return f"a loss or metric ({_check.shown(list(map(_name_of, across)))})"
+        return f"a loss or metric ({_check.shown(list(map(name_of, across)))})"
     functions = [one for one in losses + metrics if not (_tf.losses.is_of_keras(one) or _is_declared_apart(one))]
     if functions and len(tf.nest.flatten(y)) != 1:
-        return f"a loss or metric of your own with several targets ({_check.shown(list(map(_name_of, functions)))})"
+        return f"a loss or metric of your own with several targets ({_check.shown(list(map(name_of, functions)))})"
     if not model.built:  # by the batch as it is: what that raises is the user's to see
         _build(model, x, is_training)
     try:
@@ -68,6 +78,57 @@ def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Da
             return f"`{of_class}.{method}`"
     norms = [layer.name for layer in _tf.batch_norm.batch_norms_in(model) if layer.trainable and name == "train_step"]
     return f"batch normalization ({_check.shown(norms)})" if norms else None
+
+
+def looks_across_examples(loss: Any, target: tf.TensorSpec, output: tf.TensorSpec) -> bool:
+    """Whether a compiled loss is proven to be no mean over examples that keep apart, such as a quotient of sums.
+
+    Args:
+      loss: an object whose `call` is its function. What Keras computes by example is not looked at.
+      target, output: for any number of examples.
+    """
+    if not _tf.layers.comes_with_keras(type(loss).__call__):
+        return False
+    if _tf.losses.is_of_keras(loss) and not _names_of(loss) & ACROSS_EXAMPLES:
+        return False
+    inputs: List[tf.Tensor] = []
+
+    @_tf.graphs.untouched_by_autograph
+    def traced(*tensors: tf.Tensor) -> tf.Tensor:
+        inputs.extend(tensors)
+        return tf.identity(_tf.losses.loss_of_elements(loss, *tensors))
+
+    try:
+        with tf.init_scope():
+            graph = tf.function(traced).get_concrete_function(target, output).graph
+        (value,) = graph.outputs
+        found = _rows.analyse(graph, [value.op.name], {one.name: _rows.Rows(0, 1) for one in inputs})
+    except Exception:  # of what can't be looked at, nothing is proven
+        return False
+    return any(_compares(found, op) for op in graph.get_operations() if found.verdict(op.name))
+
+
+def _compares(found: _rows.Analysis, op: tf.Operation) -> bool:
+    """Whether an operation compares examples with each other, or is not linear in what they have been reduced to."""
+    if op.type in MEETINGS and op.name in found.meets:
+        return all(found.rows(one.name) for one in op.inputs[:2])
+    is_of_all = [found.level(one.name) > 0 and _holds_values(one) for one in op.inputs]
+    if op.type in QUOTIENTS:
+        return is_of_all[1]
+    return all(is_of_all[:2]) if op.type in PRODUCTS else op.type in CURVED and any(is_of_all)
+
+
+def _holds_values(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from placeholders otherwise than by their shapes."""
+    seen, waiting = set(), [tensor.op]  # type: Set[str], List[tf.Operation]
+    while waiting:
+        op = waiting.pop()
+        if op.type == "Placeholder":
+            return True
+        if op.name not in seen and op.type not in OF_SHAPES:
+            seen.add(op.name)
+            waiting.extend(one.op for one in op.inputs)
+    return False
 
 
 def kind_of(model: tf.keras.Model, data: Data) -> str:
@@ -107,8 +168,10 @@ def _rank(leaf: Any) -> Optional[int]:
     return tf.TensorShape(getattr(leaf, "shape", None)).rank
 
 
-def _name_of(one: Any) -> str:
-    return str(getattr(one, "__name__", type(one).__name__))
+def name_of(one: Any) -> str:
+    """Return the name of a loss or metric, or of the function that it computes, as the user knows it."""
+    function = getattr(one, "fn", getattr(one, "_fn", None))
+    return str(getattr(one, "__name__", getattr(function, "__name__", type(one).__name__)))
 
 
 def _names_of(one: Any) -> Set[str]:

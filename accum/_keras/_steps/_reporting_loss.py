@@ -25,6 +25,7 @@ class ReportingLoss:
       container: the same.
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
+      calls: for each of the losses that were last computed, (itself, `TensorSpec` of its target, of its output).
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ReportingLoss:
         self._report = report
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
+        self.calls: List[Tuple[Any, tf.TensorSpec, tf.TensorSpec]] = []
         # Replica -> what calls in its current train step have reported and returned.
         self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
 
@@ -85,6 +87,7 @@ class ReportingLoss:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
             return total
+        self.calls = [(one.loss, _spec(one.target), _spec(one.output)) for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
         counted = [one for _, one in named]
         if counted and not any(one is None for one in counted):
@@ -105,6 +108,15 @@ class ReportingLoss:
         if name.startswith("__") or "container" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.container, name)
+
+
+def _are_dense(call: _tf.losses.LossCall) -> bool:
+    return all(isinstance(one, tf.Tensor) and one.shape.rank for one in (call.target, call.output))
+
+
+def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    """Return the spec of a tensor for any number of examples."""
+    return tf.TensorSpec([None] + tensor.shape.as_list()[1:], tensor.dtype)
 
 
 def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:

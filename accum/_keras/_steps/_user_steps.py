@@ -7,6 +7,7 @@ from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
+    warn_of_losses_of_batch,
     warn_of_summed_losses,
     warn_of_sums_in_batch,
     warn_of_sums_in_cycle,
@@ -78,6 +79,8 @@ class UserSteps:
             is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)
+        if is_cycle:
+            warn_of_losses_of_batch(model)
         warn_of_sums_in_cycle(model, optimizers)
         if self._splits_losses:
             warn_of_sums_in_batch(model, function, self.sums_losses)
