@@ -50,13 +50,7 @@ class Batch:
         self._data = data
         self._leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
         self._batched = [has_axis(leaf) for leaf in self._leaves]
-        counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
-        if not counts:
-            raise ValueError(
-                f"There is no batch to split into micro-batches: nothing in the data has an axis. Received: {data!r}."
-                " [accum: batch-axis]"
-            )
-        self.count = _the_same(counts)
+        self.count = _the_same(_lengths(data, self._leaves))
 
     @property
     def is_dense(self) -> bool:
@@ -124,6 +118,29 @@ def as_tensor(leaf: Leaf) -> Leaf:
             f"split this: convert it to one of them. Received: {leaf!r}. [accum: batch-axis]"
         )
     return leaf
+
+
+def largest_count(data: Nested) -> Size:
+    """Return the number of examples in the largest batch in `data`, which may hold several.
+
+    Raises:
+      TypeError: as for `Batch`.
+      ValueError: nothing in `data` has an axis.
+    """
+    counts = _lengths(data, [as_tensor(leaf) for leaf in tf.nest.flatten(data)])
+    known = [count for count in counts if isinstance(count, int)]
+    return max(known) if len(known) == len(counts) else tf.reduce_max(tf.stack(counts))
+
+
+def _lengths(data: Nested, leaves: Sequence[Leaf]) -> List[Size]:
+    """Return the lengths of the first axes in `data`, whose leaves as tensors are `leaves`."""
+    lengths = [_length(leaf) for leaf in leaves if has_axis(leaf)]
+    if not lengths:
+        raise ValueError(
+            f"There is no batch to split into micro-batches: nothing in the data has an axis. Received: {data!r}."
+            " [accum: batch-axis]"
+        )
+    return lengths
 
 
 def has_axis(leaf: Leaf) -> bool:

@@ -665,3 +665,40 @@ def test_what_a_network_only_does_is_done_for_each_micro_batch(memory):
     memory.fits = 7
     with pytest.raises(tf.errors.ResourceExhaustedError):
         trained(Sharpness, epochs=1, micro_batch_size=8)
+
+
+class SemiSupervised(Steps):
+    """Learns from a small batch with labels and a large one without, as in FixMatch."""
+
+    def make(self):
+        self.encoder, self.head = dense(4, 5, norm=True), dense(1, 4)
+
+    def train_step(self, batch):
+        others, (labelled, labels) = batch
+        with tf.GradientTape() as tape:
+            outputs = self.head(self.encoder(labelled, training=True), training=True)
+            hidden = self.encoder(others, training=True)
+            loss = tf.reduce_mean((outputs - labels) ** 2) + 0.1 * tf.math.reduce_std(hidden)
+        self.update(self.first, tape, loss, self.encoder.trainable_variables + self.head.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("is_known", [True, False], ids=["static", "dynamic"])
+def test_a_step_may_have_two_batches_of_different_sizes(is_known):
+    def batches(arrays, size):
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(size, drop_remainder=is_known)
+
+    ended = []
+    for options in ({}, {"micro_batch_size": 7}):
+        model = SemiSupervised()
+        model.encoder.set_weights(
+            [np.cos(np.arange(w.size)).reshape(w.shape) ** 2 for w in model.encoder.get_weights()]
+        )
+        model.head.set_weights([np.sin(np.arange(w.size)).reshape(w.shape) for w in model.head.get_weights()])
+        made = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        made.compile(**JIT)
+        data = tf.data.Dataset.zip((batches(X, 20), batches((X[:10, ::-1], X[:10, :1]), 5)))
+        made.fit(data, shuffle=False, epochs=2, verbose=0)
+        ended.append(model.encoder.get_weights() + model.head.get_weights())
+    assert_same(*ended)

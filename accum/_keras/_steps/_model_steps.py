@@ -12,7 +12,7 @@ import contextlib
 from typing import Callable, ContextManager, Iterator, Optional, Union
 
 from accum import _tf
-from accum._engine._micro_batches import Batch, Size
+from accum._engine._micro_batches import Size, largest_count
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
@@ -85,7 +85,7 @@ class ModelSteps(UserSteps):
         """Train on a batch. Returns the logs."""
         own = self.model._accum
         if own.size.fixed is not None:
-            own.largest_batch.note(Batch(data).count)
+            own.largest_batch.note(largest_count(data))
         listeners = listeners_of(self.model)
         for listener in listeners:
             listener.begin_batch(data)

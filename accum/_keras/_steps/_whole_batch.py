@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._gradients import keeping_gradients
-from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor
+from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor, largest_count
 from accum._engine._segments import ExamplesMeet, Segments, segments_of, whole_call
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable
 from accum._keras import _step_context
@@ -595,7 +595,7 @@ class WholeBatchStep(SplitStep):
     @contextlib.contextmanager
     def _calling(self, name: str, data: Data) -> Iterator[None]:
         """Let calls of the model be split in this context, in the step `name` of a batch."""
-        count = Batch(data).count
+        count = largest_count(data)
         model = self._model
         optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
 
