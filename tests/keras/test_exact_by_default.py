@@ -10,7 +10,7 @@ import tensorflow as tf
 from equality import assert_near
 from optimizers import mainly
 from versions import IS_KERAS_3
-from warned import silent
+from warned import silent, warned
 
 import accum
 
@@ -669,3 +669,26 @@ def test_a_table_for_examples_and_for_constants_is_computed_at_once_and_named():
     with pytest.warns(UserWarning, match="at once.*look the latter up in a variable of their own"):
         ours = trained(split, x, loss)
     assert_equal(trained(plain, x, loss), ours)
+
+
+@pytest.mark.tf(keras=2, because="the layers of Keras 3 take no ragged tensors")
+def test_ragged_inputs_are_not_proven_apart_and_computed_at_once():
+    """They may be padded to the longest one of those that are computed together."""
+    lengths = [2, 3, 2, 3, 9, 4, 3, 8]
+    values = np.random.RandomState(3).normal(size=(sum(lengths), 4)).astype("float32")
+    x = tf.RaggedTensor.from_row_lengths(values, lengths)
+
+    def program():
+        inputs = tf.keras.Input((None, 4), ragged=True)
+        padded = layers.Lambda(lambda rows: rows.to_tensor())(inputs)
+        outputs = layers.Dense(1)(layers.GlobalAveragePooling1D()(layers.Dense(3)(padded)))
+        return tf.keras.Model(inputs, outputs), x, None
+
+    results = []
+    for model in pair(program, micro_batch_size=4)[:2]:
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        with warned("computed for the whole batch at once") as said:
+            model.train_on_batch(x, Y[:8])
+        results.append(model.get_weights())
+    assert_equal(*results)
+    assert said
