@@ -54,19 +54,23 @@ class StepListener:
 
         Args:
           grads_and_vars: list of (gradient, variable), as the step of the cycle has them: reduced over replicas, before
-            `transform` and clipping, and still multiplied by the inner optimizer's `loss_scale_factor` in Keras 3.
+            `transform` and clipping, and still multiplied by the inner optimizer's `loss_scale_factor` in Keras 3. A
+            gradient may be `tf.IndexedSlices` whose rows repeat: `_recorded_sums.squared_norm` adds these up first.
         """
         return []
 
     def end_batch(self, logs: Logs) -> Dict[str, tf.Tensor]:
-        """End a batch with the logs of its step. Returns scalars to be logged too: their mean over replicas is."""
+        """End a batch with the logs of its step. Returns scalars to be logged too: their mean over replicas is.
+
+        It also ends a batch without an update, as within a cycle.
+        """
         return {}
 
     def end_cycle(self) -> None:
         """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`."""
 
     def stop(self) -> None:
-        """Listen no more, since an exception has ended `fit`."""
+        """See that an exception has ended `fit`: a listener that belongs to one `fit` listens no more."""
 
 
 def end_batch(listeners: Sequence[StepListener], logs: Logs) -> Logs:

@@ -526,7 +526,7 @@ def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOpt
 
 
 def listen(model: tf.keras.Model, listener: StepListener) -> None:
-    """Let `listener` see the steps of the optimizer of a model from now on.
+    """Let `listener` see the steps of `model.optimizer` from now on, in any model, until it is taken from the list.
 
     A callback calls it in `set_model`, before `fit` traces its step.
     """

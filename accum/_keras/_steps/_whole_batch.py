@@ -441,7 +441,8 @@ class WholeBatchCalls:
         kwargs: Dict[str, Nested],
     ) -> Nested:
         """Call a layer: split if it has weights and can be, otherwise as it is."""
-        if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
+        leaves = tf.nest.flatten((args, kwargs), expand_composites=True)  # for 2.2, what is ragged is no tensor
+        if self._is_within or not any(map(tf.is_tensor, leaves)):
             return call(*args, **kwargs)
         try:
             _require_batch((args, kwargs))
