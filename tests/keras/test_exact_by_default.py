@@ -566,6 +566,20 @@ def test_a_loss_of_keras_that_is_made_to_see_the_batch_sees_all_of_it(loss):
     assert_differ(expected, trained(given_up, x, loss, run_eagerly=True))
 
 
+@pytest.mark.parametrize("loss", ["mse", ["mse", "mse"]], ids=["one", "two"])
+def test_a_loss_for_outputs_whose_masks_differ_sees_all_of_the_batch(loss):
+    def program():
+        inputs = [tf.keras.Input((5,), dtype="int32") for _ in range(2)]
+        shared, embedding = layers.Dense(1), layers.Embedding(9, 4, mask_zero=True)
+        return tf.keras.Model(inputs, [shared(embedding(one)) for one in inputs])
+
+    lengths = np.arange(36)[:, None] % 6
+    words = [WORDS * (np.arange(5) < 1 + lengths // 3), WORDS * (np.arange(5) < 5 - lengths // 2)]
+    targets = [np.cos(words[0] + 1.0)[:, :, None], np.sin(words[1] + 1.0)[:, :, None]]
+    plain, split, _, _ = pair(lambda: (program(), words, None), micro_batch_size=SIZE)
+    assert_equal(trained(plain, words, loss, y=targets), trained(split, words, loss, y=targets))
+
+
 class MeetsWhereAsked(tf.keras.Model):
     def __init__(self):
         super().__init__()

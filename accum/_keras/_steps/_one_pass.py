@@ -248,7 +248,7 @@ class _Call:
         self._inputs: List[tf.Tensor] = []
         self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
         self._is_dict = isinstance(y, dict)
-        self._has_masks = self._lacks_axes = self._may_broadcast = False
+        self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = False
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
@@ -256,7 +256,7 @@ class _Call:
         with tf.init_scope():
             graph = traced.get_concrete_function(*self._batch.specs()).graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
-        if len(self._losses) > 1 and leaves_out:
+        if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
             return "losses that may divide by different numbers"
         if self._lacks_axes:
             return "outputs without an axis beside that of the batch"
@@ -289,6 +289,7 @@ class _Call:
         x, *targets = self._batch.packed(tensors)
         outputs = _called(self._model, x, self._is_training)
         flat = tf.nest.flatten(outputs)
+        self._has_several_outputs = len(flat) > 1
         self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
         self._lacks_axes = bool(self._compiled) and any(one.shape.rank in (None, 0, 1) for one in flat)
         # A dict of targets is sorted by names, a list of outputs is not.
