@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import sys
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from accum._tf import patches
@@ -46,6 +47,10 @@ def model_like(model: tf.keras.Model, cls: type) -> tf.keras.Model:
     for name, value in vars(model).items():
         if name not in _OF_ONE_MODEL:
             made.__dict__[name] = stores[id(value)] if id(value) in stores else _own_copy(value, made)
+    frozen = made.__dict__.get("_compiled_trainable_state")  # Keras 2 trains what was trainable in `compile`
+    if frozen is not None:
+        own = {made if layer is model else layer: trainable for layer, trainable in frozen.items()}
+        made.__dict__["_compiled_trainable_state"] = weakref.WeakKeyDictionary(own)
     return made
 
 

@@ -195,11 +195,6 @@ def register_keras_class(cls: type, name: str) -> None:
     tf.keras.utils.get_custom_objects()[name] = cls
 
 
-def is_config(value: Any) -> bool:
-    """Whether `value` is a config as returned by `tf.keras.optimizers.serialize`."""
-    return isinstance(value, dict) and "class_name" in value
-
-
 def build_with_loss_scale(optimizer: Any, variables: Sequence[Any]) -> None:
     """Create the variables of an accumulating optimizer, and of the `LossScaleOptimizer` around it, if there is one.
 

@@ -111,6 +111,27 @@ def test_the_model_itself_is_left_as_it_is():
     assert model.greet() == "hello"
 
 
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("options", [{"accum_steps": 1}, {"micro_batch_size": 5}], ids=str)
+def test_a_model_that_is_frozen_after_it_was_compiled_trains_as_keras_trains_it(options):
+    """Keras 2 trains what was trainable in `compile`: the critic of a GAN, which is frozen for the generator."""
+    ended = []
+    for make in (lambda model: model, lambda model: accum.GradientAccumulateModel.from_model(model, **options)):
+        plain = built(functional)
+        plain.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        critic = make(plain)
+        critic.trainable = False
+        generator = tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(3, kernel_initializer="ones"), critic])
+        generator.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        before = critic.get_weights()
+        for _ in range(2):
+            critic.train_on_batch(X[:10], Y[:10])
+            generator.train_on_batch(X[:10], Y[:10])
+        assert any((old != new).any() for old, new in zip(before, critic.get_weights())) != IS_KERAS_3
+        ended.append(generator.get_weights())
+    assert_near(*ended)
+
+
 @pytest.mark.slow
 def test_a_functional_model_makes_no_other_functional():
     plain = functional()
@@ -222,3 +243,25 @@ def test_from_model_refuses():
         accum.GradientAccumulateModel.from_model(functional(), 2, last_cycles="flush")
     with pytest.raises(ValueError, match="accumulates already"):
         once.compile(accum.GradientAccumulateOptimizer("sgd", 3), "mse")
+
+
+class Choosing(tf.keras.Sequential):
+    """Understands a word in place of an optimizer, as the tasks of KerasHub do."""
+
+    def compile(self, optimizer="auto", loss="auto", **kwargs):
+        optimizer = tf.keras.optimizers.SGD(0.1) if optimizer == "auto" else optimizer
+        super().compile(optimizer=optimizer, loss="mse" if loss == "auto" else loss, **kwargs)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("passed", [{}, {"optimizer": "auto"}, {"optimizer": "sgd"}], ids=str)
+def test_a_class_may_understand_other_words_for_an_optimizer_than_keras(passed):
+    ended = []
+    for accum_steps, batch_size in ((0, 10), (2, 5)):
+        model = Choosing([tf.keras.Input((3,)), layers.Dense(2, kernel_initializer="ones")])
+        model = accum.GradientAccumulateModel.from_model(model, accum_steps) if accum_steps else model
+        model.compile(**passed)
+        model.fit(X[:20], Y[:20], batch_size=batch_size, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    assert int(model.optimizer.iterations.numpy()) == 2
+    assert_near(*ended)

@@ -396,10 +396,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         for arguments in (bound.arguments, bound.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, optimizers_of_model.accumulating)
-        if "optimizer" in signature.parameters:
-            optimizer = bound.arguments.get("optimizer", signature.parameters["optimizer"].default)
-            if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
-                bound.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
         super().compile(*bound.args, **bound.kwargs)
         asks = {**bound.arguments, **kwargs}.get("jit_compile") is True or _tf.steps.XLA_IS_ASKED_FOR
         self._accum.compile_micro_batches(self, asks)

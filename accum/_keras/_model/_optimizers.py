@@ -65,8 +65,6 @@ class ModelOptimizers:
     def accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
         wrapped = self._own.wrapped
-        if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
-            return self._newly_accumulating(optimizer)
         if id(optimizer) not in wrapped:
             wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
         return wrapped[id(optimizer)][1]
