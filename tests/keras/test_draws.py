@@ -674,6 +674,46 @@ def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batch
     assert_same(trained(make, micro_batch_size=5), whole)
 
 
+class Repeating(tf.keras.Model):
+    """A train step that calls a network with dropout in a loop, and keeps its masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(8, use_bias=False), layers.Dropout(0.5)])
+        self.masks = tf.Variable(tf.zeros([4, BATCH, 8]), trainable=False)
+
+    def call(self, inputs):
+        return self.network(inputs)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            outputs = tf.map_fn(
+                lambda _: self.network(data, training=True), tf.range(4), fn_output_signature=tf.float32
+            )
+            loss = tf.reduce_sum(outputs)
+        self.masks.assign(tf.cast(outputs > 0.0, tf.float32))
+        weights = self.network.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+@pytest.mark.tf("2.4", because="`fn_output_signature` came with 2.4")
+def test_each_iteration_of_a_loop_in_a_train_step_draws_other_numbers():
+    """The gradient is that of the masks that the step has seen: of sums of doubled outputs, by hand."""
+    set_seeds(3)
+    model = Repeating()
+    model.network.set_weights([np.ones([6, 8])])
+    made = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+    made.compile(tf.keras.optimizers.SGD(1e-3), **({"jit_compile": False} if IS_KERAS_3 else {}))
+    inputs = np.abs(X[:BATCH])
+    made.fit(tf.data.Dataset.from_tensors(inputs), verbose=0)
+    masks = model.masks.numpy()
+    for one, other in zip(masks, masks[1:]):
+        assert 0.3 < np.mean(one == other) < 0.7
+    expected = 1.0 - 1e-3 * 2.0 * inputs.T @ masks.sum(axis=0)
+    np.testing.assert_allclose(model.network.get_weights()[0], expected, rtol=1e-5)
+
+
 @pytest.mark.tf("2.2")
 def test_eagerly_draws_are_named():
     model = accum.GradientAccumulateModel.from_model(noisy(), micro_batch_size=5)

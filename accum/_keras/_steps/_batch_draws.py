@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Iterator, List, Optional, Union
+from typing import Any, Iterator, List, Optional, Sequence, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -44,6 +44,7 @@ class BatchDraws:
         self._compiled = compiled
         self._is_training = is_training
         self._is_eager = tf.executing_eagerly()
+        self._graph = None if self._is_eager else tf.compat.v1.get_default_graph()
         self._is_first: Optional[tf.Tensor] = None  # whether the batch is the first of its cycle
         self._begins = False  # whether the next micro-batch is the first
         self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
@@ -87,7 +88,13 @@ class BatchDraws:
           draws: how many operations draw in the call.
         """
         before, self._drawn = self._drawn, self._drawn + draws
-        return self._seed() + tf.constant([0, before << 32], tf.int64)
+        seed = self._seed() + tf.constant([0, before << 32], tf.int64)
+        if not any(_tf.graphs.is_loop_body(one) or _tf.graphs.is_function(one) for one in self._graphs_within()):
+            return seed
+        return seed + tf.stack([uniform_seed()[0], tf.zeros([], tf.int64)])  # one call in a graph may run several times
+
+    def _graphs_within(self) -> Sequence[tf.Graph]:
+        return [] if self._is_eager else _tf.graphs.graphs_within(self._graph)
 
     def _seed(self) -> tf.Tensor:
         drawn = uniform_seed()
