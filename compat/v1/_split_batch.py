@@ -611,7 +611,9 @@ class _Split:
             unknown = [one for one in tensors if not one.shape.is_fully_defined()]
             self._require_shapes([one for one in unknown if one.op in self._of_variables], "shape")
             self._sources = [one for one in self._sources if all(one is not other for other in unknown)]
-        self._sources += [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
+        self._weights = self._sources
+        self._data = [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
+        self._sources = self._weights + self._data
         self._is_once = bool(self._given)  # what runs for other values must not wait for gradients
         if statistics:
             made = self._segmented(statistics, recompute)
@@ -1010,23 +1012,47 @@ class _Split:
         self, group: Sequence[tf.Tensor], values: Sequence[tf.Tensor], gradients: Optional[Gradients]
     ) -> None:
         # The gradient of reading a variable is that of its handle, also where it is `tf.IndexedSlices`.
-        sources = [_tf.graph_parts.value_of(source) for source in self._sources]
+        has_own_data = gradients is None and bool(self._data)
+        sources = [_tf.graph_parts.value_of(one) for one in (self._weights if has_own_data else self._sources)]
         if gradients is not None:
             sources = [_final(value) if one.name in self._fed else value for one, value in zip(self._sources, sources)]
         passed = [self._passed(tensor, rows) for tensor, rows in zip(group, values)]
         with self._graph.gradient_override_map({"IdentityN": GRADIENT}):
             linked = tf.identity_n(passed + sources)
-        for tensor, rows in zip(group, linked):
+        joined = linked[: len(group)]
+        for tensor, rows in zip(group, self._with_data(group, joined) if has_own_data else joined):
             rows.set_shape(tensor.shape)
             self._joined[tensor.name] = rows
 
         def of_group(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
             if gradients is None:
-                return self.gradients(group, upstream)
+                return self.gradients(group, upstream, self._weights)
             grads = {tensor.name: grad for tensor, grad in zip(group, upstream)}
             return self._of_segments([grads.get(tensor.name) for tensor in self._frontier], gradients)
 
         _links(self._graph)[linked[0].op.name] = _Link(len(group), of_group)
+
+    def _with_data(self, group: Sequence[tf.Tensor], joined: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """Return joined rows that have a gradient by the data too, which is computed only if it is asked for.
+
+        Optimizers compute all gradients of an operation before they use one of them (`GATE_OP`). So that by the data
+        belongs to an operation of its own, which no way from variables to losses passes.
+        """
+        upstream: List[Optional[tf.Tensor]] = []
+
+        def of_rows(grads: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            upstream[:] = [None if grad is None or _is_zeros(grad) else grad for grad in grads[: len(group)]]
+            return [*upstream, tf.zeros([])]
+
+        def of_data(_: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            return [*self.gradients(group, upstream, self._data), None]
+
+        with self._graph.gradient_override_map({"IdentityN": GRADIENT}):
+            data = tf.identity_n([*self._data, tf.zeros([])])
+            rows: List[tf.Tensor] = tf.identity_n([*joined, data[-1]])
+        _links(self._graph)[data[0].op.name] = _Link(0, of_data)
+        _links(self._graph)[rows[0].op.name] = _Link(0, of_rows)
+        return rows[: len(group)]
 
     def _of_segments(self, upstream: Sequence[Optional[tf.Tensor]], gradients: Gradients) -> List[Optional[Gradient]]:
         """Return the gradients by all sources, of rows that were computed in segments."""
@@ -1059,9 +1085,9 @@ class _Split:
         return first if bits is None else tf.bitcast(first, rows.dtype)
 
     def gradients(
-        self, group: Sequence[tf.Tensor], upstream: Sequence[Optional[tf.Tensor]]
+        self, group: Sequence[tf.Tensor], upstream: Sequence[Optional[tf.Tensor]], sources: Sequence[tf.Tensor]
     ) -> List[Optional[Gradient]]:
-        """Return the gradient by each source, given those by joined rows."""
+        """Return the gradient by each of some sources, given those by joined rows."""
         live = [
             (
                 self._image_of(tensor),
@@ -1070,16 +1096,17 @@ class _Split:
             for tensor, grad in zip(group, upstream)
             if grad is not None and not _is_zeros(grad)
         ]
-        template = self._template([tensor for tensor, _ in live])
+        template = self._template([tensor for tensor, _ in live], sources)
         if template.part is None:
-            return [None for _ in self._sources]
-        own = None if self._is_once else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
+            return [None for _ in sources]
+        is_apart = self._is_once or sources is not self._weights
+        own = None if is_apart else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
         grads = [grad for _, grad in live] if own is None else own
         fed = {
             placeholder.name: (grad, self._axis(tensor))
             for placeholder, (tensor, _), grad in zip(template.upstream, live, grads)
         }
-        combined = [self._summing(g, source) for g, source in zip(template.grads, self._sources) if g is not None]
+        combined = [self._summing(g, source) for g, source in zip(template.grads, sources) if g is not None]
         if own is None:
             sums = iter(self._computed(template.part, combined, fed))
         else:
@@ -1142,15 +1169,15 @@ class _Split:
             return Joined(grad, self._axis(source), source.shape)
         return Slices(grad) if isinstance(grad, tf.IndexedSlices) else Added(grad, source)
 
-    def _template(self, tensors: Sequence[tf.Tensor]) -> _Template:
-        key = tuple(tensor.name for tensor in tensors)
+    def _template(self, tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> _Template:
+        key = tuple(tensor.name for tensor in [*tensors, *sources])
         if key not in self._templates:
             upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
             # One source may be computed from another one, whose gradient it then passes on itself.
-            grads = tf.gradients(tensors, self._sources, upstream, name="gradients", stop_gradients=self._sources)
+            grads = tf.gradients(tensors, sources, upstream, name="gradients", stop_gradients=self._sources)
             grads = [
                 tf.convert_to_tensor(grad) if grad is not None and source.name in self._fed else grad
-                for grad, source in zip(grads, self._sources)
+                for grad, source in zip(grads, sources)
             ]
             fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
             part = Part(fetches, list(self._fed.values()) + upstream, self._is_taken) if fetches else None
@@ -1162,8 +1189,8 @@ class _Link(NamedTuple):
     """What the gradient of an operation that joins rows needs.
 
     Attributes:
-      number: how many of its results are rows; the others are its sources.
-      gradients: function of the gradients by the rows that returns those by the sources.
+      number: how many of its first operands have no gradient: rows, whose gradient is that by the sources.
+      gradients: function of the gradients by its results that returns those by its other operands.
     """
 
     number: int
@@ -1194,7 +1221,7 @@ def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional
             "The rows that `split_batch` has joined have no gradient in a graph that was imported: build the model in "
             f"this graph and call `split_batch` in it. Received: {op.name!r}. [accum: split-batch]"
         )
-    return [None] * link.number + link.gradients(upstream[: link.number])
+    return [None] * link.number + link.gradients(upstream)
 
 
 NO_GRADIENT = "AccumSplitBatchNoGradient"

@@ -213,6 +213,29 @@ def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
     assert_same(trained(program, 6, batch=batch), trained(program, batch=batch))
 
 
+@pytest.mark.slow
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("gate", [tf1.train.Optimizer.GATE_NONE, tf1.train.Optimizer.GATE_OP])
+def test_gradients_by_the_data_are_computed_only_where_somebody_asks(gate):
+    """As in the plain program, although optimizers compute all gradients of an operation before they use one."""
+    x, y = placeholders()
+    hidden = tf.nn.conv2d(tf.expand_dims(x, 3), weight("filters", [3, 3, 1, 5]), [1, 1, 1, 1], "SAME")
+    loss = unusual_loss(dense(tf.reduce_mean(tf.nn.relu(hidden), [1, 2]), "last", 1), y)[0]
+    (expected,) = tf.gradients(loss, x)
+    loss = accum.compat.v1.split_batch(loss, (x, y), 6)
+    pairs = tf1.train.GradientDescentOptimizer(0.1).compute_gradients(loss, gate_gradients=gate)
+    (by_data,) = tf.gradients(loss, x)
+    told, options = tf1.RunMetadata(), tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([grad for grad, _ in pairs], {x: X, y: Y}, options, told)
+        ours, theirs = session.run([by_data, expected], {x: X, y: Y})
+    names = [node.node_name for device in told.step_stats.dev_stats for node in device.node_stats]
+    assert any("Conv2DBackpropFilter" in name for name in names)
+    assert not any("Conv2DBackpropInput" in name for name in names)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
 def unshaped(x, y):
     """Time is the first axis, and the program itself says which shape the results of its loop have."""
     kernel = weight("kernel", [4, 5])
