@@ -122,7 +122,7 @@ def modernize(tree):
 def reason_in(output):
     """Return the line that names the error, which may have a long text."""
     lines = output.strip().splitlines() or ["it ended without a word"]
-    return next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)), lines[-1])[:200]
+    return next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)), lines[-1])[:600]
 
 
 def sources():
@@ -171,7 +171,7 @@ def run(name, folder, python, is_tf2, what):
             raise Failed(f"it took more than {TIME} s") from None
         if done.returncode:
             sys.stderr.write(done.stdout.decode(errors="replace")[-6000:])
-            raise Failed(reason_in(done.stdout.decode(errors="replace")))
+            raise Failed(reason_in(done.stdout.decode(errors="replace").replace(trees[1] + os.sep, "")))
         with open(out) as file:
             record.update(json.load(file))
         record["said"] = [text.replace(trees[1] + os.sep, "") for text in record.get("said", ())]

@@ -176,6 +176,9 @@ def measure_split(name, trees):
     by_chance = own.train(first, wholes)
     own.put_in_order()
     expected = own.train(first, wholes)
+    moved = furthest(only(own.trained, expected[-1:]), only(own.trained, [first]))
+    if not np.isfinite(moved):
+        raise ValueError("its own full batch makes weights that are not finite")
     others = [[[tuple(map(other, batch))] for batch in batches] for other in (lambda array: array[::-1], nudged)]
     others = [own.train(first, other) for other in others]
     rounded = changed_twice(own.train_op)
@@ -198,7 +201,7 @@ def measure_split(name, trees):
         agreement=relative(names, ours, expected),
         as_it_is=relative(names, as_it_is, expected),
         own_as_it_is=relative(names, by_chance, expected),
-        moved=furthest(only(own.trained, expected[-1:]), only(own.trained, [first])),
+        moved=moved,
         variables=len(names),
         rounded=rounded,
     )
