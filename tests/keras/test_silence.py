@@ -317,6 +317,28 @@ def test_an_optimizer_that_does_not_accumulate_is_refused_in_a_train_step(run_ea
         fitted(Hidden(), "sgd", run_eagerly=run_eagerly)
 
 
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_train_step_that_runs_once_may_use_an_optimizer_that_does_not_accumulate(run_eagerly):
+    def by(optimizer):
+        class Elsewhere(Own):
+            def train_step(self, data):
+                return self.step_by(optimizer, data)
+
+        return Elsewhere()
+
+    ended = []
+    for wrap in (lambda model: model, lambda model: from_model(model, micro_batch_size=3)):
+        model = wrap(by(sgd()))
+        model(X[:1])
+        model.dense.set_weights([np.ones((3, 2))])
+        model.compile(run_eagerly=run_eagerly)
+        model.fit(X, Y, batch_size=8, shuffle=False, epochs=2, verbose=0)
+        ended.append(model.dense.get_weights())
+    assert np.abs(ended[0][0] - 1.0).max() > 0.01
+    assert_near(*ended)
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_train_step_that_calls_no_accumulating_optimizer_is_refused(run_eagerly):
     with pytest.raises(ValueError, match="has called none of the model's accumulating optimizers"):

@@ -149,6 +149,7 @@ class TrainStep:
         # id -> (optimizer, where it was called: paths of graphs):
         self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
+        self._sees_plain = False  # a call of an optimizer that does not accumulate and need not
         self._stack = contextlib.ExitStack()
         # For each call: (optimizer, its variables, which variables have been read since the call)
         self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
@@ -257,10 +258,19 @@ class TrainStep:
                 _check.InexactWarning,
             )
             return
+        if self._runs_once:
+            self._sees_plain = True
+            return
         raise ValueError(
             f"`{self._name}` applies gradients with an optimizer that does not accumulate. {_REMEDY} Received: "
             f"{optimizer!r}. [accum: optimizer-not-found]"
         )
+
+    @property
+    def _runs_once(self) -> bool:
+        """Whether the step runs for the full batch, and nothing but the optimizers themselves has to know of a call."""
+        is_alone = self.collector is None and self._gate is None and self.weight_of_replica is None
+        return is_alone and all(internals_of(optimizer).is_passthrough for optimizer in self._optimizers)
 
     def check(self, may_call_none: bool, followed: Optional[tf.keras.optimizers.Optimizer]) -> None:
         """Raise if no accumulating optimizer was called, or if one was called several times through a `tf.function`.
@@ -269,7 +279,7 @@ class TrainStep:
           may_call_none: whether it is legitimate that no call of an optimizer was seen.
           followed: the optimizer whose cycles the model's batch normalisation follows, or None.
         """
-        if not self._calls and not may_call_none:
+        if not self._calls and not may_call_none and not self._sees_plain:
             raise ValueError(
                 f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
                 f"{_REMEDY} Found: {[type(optimizer.optimizer).__name__ for optimizer in self._optimizers]}."
