@@ -31,8 +31,10 @@ RECORDS = os.path.join(HERE, "records", "keras-programs.json")
 PAGE = os.path.join(HERE, "pages", "keras-programs.md")
 KERAS_2, KERAS_3 = "aminrz3/keras-io", "chicham/keras-io"  # copies of keras-team/keras-io, before and after Keras 3
 TEXT, RECOMMENDERS = "tensorflow/text", "tensorflow/recommenders"
+BYOL, EBM = "arahosu/autodidatta", "davidADSP/Generative_Deep_Learning_2nd_Edition"
 CONTRASTIVE, SEGMENTATION = "beresandras/contrastive-classification-keras", "qubvel/segmentation_models"
 PACKAGES = {
+    BYOL: ["autodidatta"],
     CONTRASTIVE: ["models.py"],
     RECOMMENDERS: [RECOMMENDERS.replace("/", "_")],
     SEGMENTATION: [SEGMENTATION[7:]],
@@ -41,7 +43,7 @@ BATCH, SIZE, STEPS, TIME = 12, 5, 3, 560
 ABSENT = (
     "tensorflow_datasets matplotlib gdown tensorflow_probability official imageio IPython keras_cv "
     "scann tensorflow_docs sklearn keras_applications classification_models efficientnet "
-    "resnet_cifar10_v2 tensorflow_text einops cv2 dataset "
+    "resnet_cifar10_v2 tensorflow_text einops cv2 dataset notebooks "
 )
 
 
@@ -299,6 +301,18 @@ def _dice(of):
     return model, {"optimizer": _adam(), "loss": loss}, (_random(16, 16, 3), _ids(2, 16, 16, 1).astype("float32"))
 
 
+def _byol(of):
+    layers = _keras().layers
+    stack = [layers.Input((16, 16, 3)), layers.Conv2D(4, 3, 2), layers.BatchNormalization(), layers.ReLU()]
+    model = of.BYOL(_keras().Sequential(stack), proj_hidden_dim=8, pred_hidden_dim=8, output_dim=4)
+    model.build((None, 16, 16, 3))
+    return model, {"optimizer": _adam()}, _random(16, 16, 6)
+
+
+def _energy(of):
+    return of.EBM(), {"optimizer": _adam(), "run_eagerly": True}, 2 * _random(32, 32, 1) - 1
+
+
 IMAGES = {"input_img_size": (32, 32, 3)}
 VIT = {"image_size": 24, "num_patches": 16, "transformer_layers": 2, "mlp_head_units": [16], "num_classes": 10}
 SWITCH = {
@@ -317,12 +331,20 @@ PROGRAMS = {
     "cyclegan": Program("generative/cyclegan.py", "CycleGAN", _cyclegan, "kernel_init gamma_init adv_loss_fn", IMAGES),
     "gan-ada": Program("generative/gan_ada.py", "GAN with adaptive augmentation", _gan_ada, values={"width": 4}),
     "vae": Program("generative/vae.py", "VAE", _vae, SAMPLED),
+    "energy": Program(
+        EBM + "/notebooks/07_ebm/01_ebm/ebm.ipynb",
+        "energy-based model, runs eagerly",
+        _energy,
+        "model ebm_input x ebm_output",
+        {"BATCH_SIZE": BATCH, "STEPS": 2},
+    ),
     "vq-vae": Program("generative/vq_vae.py", "VQ-VAE", _vq_vae),
     "ddim": Program("generative/ddim.py", "DDIM", _ddim, values={"image_size": 16, "widths": [4, 8], "block_depth": 1}),
     "simclr": Program("vision/semisupervised_simclr.py", "SimCLR", _simclr, values=CONTRAST),
     "nnclr": Program("vision/nnclr.py", "NNCLR, a queue", _nnclr, values={"input_shape": (32, 32, 3), "width": 8}),
     "moco": Program(CONTRASTIVE, "MoCo, a queue", _of_algorithms("MoCo", queue_size=60, **QUEUE)),
     "dino": Program(CONTRASTIVE, "DINO, a teacher", _of_algorithms("DINO", sharpening=0.5, **QUEUE)),
+    "byol": Program(BYOL + "/autodidatta/models/byol.py", "BYOL, a target network", _byol),
     "twist": Program(CONTRASTIVE, "TWIST", _of_algorithms("TWIST")),
     "simsiam": Program(
         "vision/simsiam.py", "SimSiam", _simsiam, values={"PROJECT_DIM": 8, "LATENT_DIM": 4, "WEIGHT_DECAY": 5e-4}
@@ -400,7 +422,7 @@ def _cells(text):
     """Return the code of a notebook, without what IPython alone understands."""
     cells = []
     for cell in json.loads(text)["cells"]:
-        source = "".join(cell["source"])
+        source = "".join(line for line in cell["source"] if not line.startswith(("%", "!")))
         try:
             ast.parse(source)
         except SyntaxError:
@@ -554,7 +576,7 @@ def _repository(program, is_keras_3):
     parts = program.what.split("/")
     if program.what == CONTRASTIVE:
         return CONTRASTIVE, "algorithms.py"
-    for repository in (TEXT, RECOMMENDERS, SEGMENTATION):
+    for repository in (TEXT, RECOMMENDERS, SEGMENTATION, BYOL, EBM):
         if program.what.startswith(repository + "/"):
             return repository, "/".join(parts[2:])
     return (KERAS_3 if is_keras_3 else KERAS_2), "examples/" + program.what

@@ -523,6 +523,9 @@ class CutGraph:
                 self.level(whole.results[0]) or 0, islands[number], [], functools.partial(self._is_island, number)
             )
             self._require_arguments(whole, phase)
+            again = self.drawn.intersection(phase.nodes)
+            if again:
+                raise ValueError(f"the gradient of what is computed with the whole batch would draw again: {again}")
             self.wholes_backward.append(phase)
         self._cut_forward()
 

@@ -32,6 +32,19 @@ def tells_of_shapes(error: Exception) -> bool:
     return any(words in str(error) for words in SHAPES_DIFFER)
 
 
+def warn_of_others(names: Sequence[str]) -> None:
+    """Warn of operations whose numbers differ with the size of micro-batches."""
+    _check.warn(
+        "These operations draw random numbers that differ with the size of micro-batches, so a step equals that of the "
+        "full batch only on average. One of these is the reason: a loop or `tf.function` around them; a shuffle; a "
+        "`tf.random.Generator`, or Python; a first axis that is not that of the examples; XLA, if an update takes "
+        "several batches; several replicas, if the model has no dropout or noise layers of Keras. Draw with "
+        "`tf.random.uniform` or `normal`, a number for each example, outside of loops and functions. "
+        f"Received: {_check.shown(names)}. [accum: random-numbers]",
+        _check.InexactWarning,
+    )
+
+
 def uniform_seed() -> tf.Tensor:
     """Return another seed for each call and run. Its second number is another one even without a program's seed.
 
@@ -116,6 +129,8 @@ class Draws:
     Attributes:
       number: how many operations have drawn.
       others: names of those whose numbers differ with the size of micro-batches.
+      joins: whether what examples meet in is computed with the whole batch, so that an operation may draw for it.
+      whole: then, names of those that do, in the place of `others`.
       drawn: tensors of the numbers of the examples.
       shapes: of each of these, the tensor of its shape.
       size: the largest number of examples that are computed at once, if it is known.
@@ -140,6 +155,8 @@ class Draws:
         self.number = 0
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self.others: List[str] = []
+        self.joins = False
+        self.whole: List[str] = []
         self.drawn: List[tf.Tensor] = []
         self.shapes: List[tf.Tensor] = []
         self.size: Optional[int] = None
@@ -213,15 +230,7 @@ class Draws:
                     _check.InexactWarning,
                 )
             if self.others:
-                _check.warn(
-                    "These operations draw random numbers that differ with the size of micro-batches, so a step equals "
-                    "that of the full batch only on average. One of these is the reason: a loop or `tf.function` "
-                    "around them; a shuffle; a `tf.random.Generator`, or Python; a first axis that is not that of the "
-                    "examples; XLA, if an update takes several batches; several replicas, if the model has no dropout "
-                    "or noise layers of Keras. Draw with `tf.random.uniform` or `normal`, a number for each example, "
-                    f"outside of loops and functions. Received: {_check.shown(self.others)}. [accum: random-numbers]",
-                    _check.InexactWarning,
-                )
+                warn_of_others(self.others)
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         new, shape = self._other_numbers(op), _static_shape(op)
@@ -235,7 +244,7 @@ class Draws:
             return None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
-            self.others.append(op.output.op.name)
+            (self.whole if self.joins else self.others).append(op.output.op.name)
             return None
         if not self._sets_seeds_back and _tf.random_ops.advances_its_seed(op):
             self._advancing.append(op.output.op.name)
@@ -244,6 +253,14 @@ class Draws:
         shape = _static_shape(op)
         is_in_loop = _tf.graphs.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
+        if not is_in_loop and _tf.random_ops.reads_generator(op):
+            seed = self._seed_of_batch() + tf.constant([0, self.number << 32], tf.int64)
+            return _tf.random_ops.state_of_generator(op, seed)
+        if self.joins and _tf.random_ops.is_shuffle(op):
+            return self._shuffled(op, is_shared)
+        if self.joins and (op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:]))):
+            self.whole.append(op.output.op.name)
+            return None
         if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
             self.others.append(op.output.op.name)
             _tf.random_ops.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
@@ -259,6 +276,22 @@ class Draws:
         self.drawn.append(rows)
         self.shapes.append(op.shape)
         return rows
+
+    def _shuffled(self, op: RandomOp, is_shared: bool) -> tf.Tensor:
+        """Return a tensor in the order of random numbers that its entries draw, which a shuffle draws unseen."""
+        (values,) = op.output.op.inputs
+        self._own.setdefault(self.number, _tf.random_ops.own_seed(op.output.op))
+        count = tf.shape(values)[:1]
+        numbers = op._replace(kind="RandomUniform", output=tf.zeros(count), shape=count)
+        if is_shared:
+            drawn = _tf.random_ops.draw("RandomUniform", count, self._source(numbers), *_numbers(numbers))
+        else:
+            drawn = self._drawn_rows(numbers)
+            self.drawn.append(drawn)
+            self.shapes.append(count)
+        shuffled = tf.gather(values, tf.argsort(drawn))
+        shuffled.set_shape(op.output.shape)
+        return shuffled
 
     def _is_of_examples(self, shape: Sequence[Optional[int]]) -> bool:
         """Whether the first axis of a shape is the examples, or each example several times in a row."""

@@ -114,8 +114,9 @@ class _Graph:
         return Joined(list(inputs.values()), results, assigned)
 
     def _first(self) -> Optional[tf.Operation]:
-        """Return an operation in which examples meet, or which takes their number, before all that depend on it."""
-        names = {*self._found.meets, *self._found.reduces, *self._found.counting} - self._own
+        """Return the first operation in which examples meet, or which takes their number or draws for all of them."""
+        found = self._found
+        names = {*found.meets, *found.reduces, *found.counting, *self._marks.draws.whole} - self._own
         return next((op for op in self._ops if op.name in names), None)
 
     def _users_of_joined(self, op: tf.Operation) -> List[tf.Operation]:

@@ -31,6 +31,10 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
     names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
+    needed = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names)) if trace.whole_draws else []
+    drawing = [op.name for op in needed if op.name in trace.whole_draws]
+    if drawing:
+        return drawing
     shapes = [_name_of(key) for key in trace.drawn_shapes]
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients([], True)

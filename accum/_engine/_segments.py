@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from accum import _check, _tf
 from accum._engine import _cut_graph
 from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
-from accum._engine._draws import uniform_seed
+from accum._engine._draws import uniform_seed, warn_of_others
 from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
 from accum._engine._joined_rows import join_rows
@@ -245,11 +245,14 @@ class SegmentedFunction:
           (outputs, losses, {id of the handle of a variable in this graph: the value that it had for `forward`})
 
         Raises:
-          ValueError: the function normalises by statistics, has operations with gradients of their own, or effects.
+          ValueError: the function normalises by statistics, has operations with gradients of their own, or effects,
+            or draws what can't be drawn again.
         """
         trace, phases = self._trace, self._cut.forward + self._cut.wholes
         nodes = {name for phase in phases for name in phase.nodes} & _tf.graph_parts.own_gradients_in(trace.graph)
-        if nodes or trace.statistics or any(phase.effects for phase in phases):
+        drawn = map(trace.graph.get_operation_by_name, self._cut.drawn)
+        acts = any(phase.effects for phase in phases) or any(map(_tf.random_ops.random_op_of, drawn))
+        if nodes or trace.statistics or acts:
             raise ValueError(NOT_TWICE)
         again = copy.copy(self)
         again._is_at_once, again._stored, again._whole_values = True, {}, dict(self._begun)
@@ -622,8 +625,9 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 NOT_TWICE = (
     "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
-    "normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, or one with a gradient of "
-    "its own: use a network without these, or pass `whole_batch=()`. [accum: whole-batch-gradient]"
+    "normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, one that draws what can't "
+    "be drawn again, or one with a gradient of its own: use a network without these, or pass `whole_batch=()`."
+    " [accum: whole-batch-gradient]"
 )
 
 
@@ -767,8 +771,11 @@ def segments_of(
       ValueError: something can't be computed again, or over the whole batch.
     """
 
+    looks = looks_for_meetings and (finds_statistics or refuses_meetings)
+
     def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool, joins: bool) -> Sequence[tf.Tensor]:
         count = batch.count_of(batch.packed(tensors))
+        marks.draws.joins = looks and batch.is_dense
         with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
             outputs = function(tensors, marks)
         if finds_statistics:
@@ -788,7 +795,7 @@ def segments_of(
             raise ValueError(str(error)) from None
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if not looks_for_meetings or not (finds_statistics or refuses_meetings):
+    if not looks:
         return made
     unknown = _meetings(made, batch, are_means)
     if unknown and batch.is_dense:
@@ -799,6 +806,9 @@ def segments_of(
     if unknown and refuses_meetings:
         raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
     if unknown and replica_number() == 0:  # the others compute the same
+        if set(unknown) <= set(made.graph.trace.whole_draws):
+            warn_of_others(unknown)
+            return made
         _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
     return made
 
@@ -808,7 +818,7 @@ def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
     trace = made.graph.trace
     if not batch.is_dense:
         return trace.unknown or ["inputs that are ragged or sparse, for which that is not known"]
-    return meetings(trace, are_means) if not trace.other_draws else trace.unknown
+    return meetings(trace, are_means)
 
 
 def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:

@@ -192,7 +192,7 @@ class Trace(NamedTuple):
       inputs: of the arguments, one tensor each.
       share, position, total, seed: as in `Marks`.
       draws: how many operations draw.
-      other_draws: names of those whose numbers differ with the size of micro-batches.
+      whole_draws: names of those that draw for the whole batch.
       drawn: of the random numbers of the examples.
       drawn_shapes: of their shapes.
       outputs: of the results.
@@ -219,7 +219,7 @@ class Trace(NamedTuple):
     total: Key
     seed: Key
     draws: int
-    other_draws: List[str]
+    whole_draws: List[str]
     drawn: List[Key]
     drawn_shapes: List[Key]
     outputs: List[Key]
@@ -356,7 +356,7 @@ def _read(
         marks.total.name,
         marks.seed.name,
         marks.draws.number,
-        marks.draws.others,
+        marks.draws.whole,
         _names(marks.draws.drawn),
         _names(marks.draws.shapes),
         _names(outputs),

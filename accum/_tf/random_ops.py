@@ -12,8 +12,8 @@ try:  # a private module: no public name tells which operations code creates
 except ImportError:
     op_callbacks = None
 
-PHILOX = 1
-"""The number of the generator Philox in TensorFlow, whose numbers are the same on every device."""
+PHILOX, PHILOX_BY_DEFAULT = 1, 3
+"""The number of the generator Philox in TensorFlow, whose numbers are the same on every device; and of a choice."""
 
 _STATEFUL = {
     "RandomUniform": "RandomUniform",
@@ -112,6 +112,36 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
 def random_op_of(op: tf.Operation) -> Optional[RandomOp]:
     """Return what an operation of a graph draws at random, or None if it draws nothing."""
     return _random_op(op.type, list(op.inputs), op.outputs[0]) if op.outputs else None
+
+
+def is_shuffle(op: RandomOp) -> bool:
+    """Whether an operation shuffles the entries of a tensor along the first axis."""
+    return op.output.op.type == "RandomShuffle"
+
+
+def reads_generator(op: RandomOp) -> bool:
+    """Whether an operation is how a `tf.random.Generator` advances, for numbers that can be drawn in part."""
+    created = op.output.op
+    if created.type != "RngReadAndSkip" or not hasattr(tf.raw_ops, "StatelessRandomGetKeyCounter"):  # dies with 2.4
+        return False
+    generator = tf.get_static_value(created.inputs[1])
+    return generator is not None and int(generator) in (PHILOX, PHILOX_BY_DEFAULT)
+
+
+def state_of_generator(op: RandomOp, seed: Any) -> Any:
+    """Return what an operation that `reads_generator` would, another state for each second number of a seed."""
+    state = tf.raw_ops.ReadVariableOp(resource=op.output.op.inputs[0], dtype=tf.int64)
+    made = source_of(tf.stack([tf.bitwise.bitwise_xor(state[0], state[2]), seed[1]]))
+    return tf.bitcast(tf.concat([made.counter, made.key], 0), tf.int64)
+
+
+def draws_for_all(op: tf.Operation) -> bool:
+    """Whether an operation of a graph draws something else than numbers for each example, or the same for all."""
+    drawn = random_op_of(op)
+    if drawn is None or reads_generator(drawn):
+        return False
+    shape = drawn_shape(drawn)
+    return drawn.kind is None or (bool(shape) and shape[0] is not None and None in shape[1:])
 
 
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:

@@ -89,6 +89,19 @@ def seeded_too():
     return shifted(layers.Dropout(0.3, seed=5))
 
 
+def reordered():
+    """Each example beside another one of the batch, as in mixup."""
+    import keras
+
+    class Reordered(layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.tanh(keras.random.shuffle(inputs, seed=seeds))
+
+    seeds = keras.random.SeedGenerator(4)
+    inputs = tf.keras.Input((6,))
+    return tf.keras.Model(inputs, layers.Dense(1)(Reordered()(layers.Dense(5)(inputs))))
+
+
 def trained(make, accum_steps=1, replicas=1, seed=3, plain=False, compile_with=(), batch_size=BATCH, **options):
     set_seeds(7, anew=True)
     strategy = mirrored() if replicas == 2 else tf.distribute.get_strategy()
@@ -119,7 +132,7 @@ def differs(model, oracle):
 
 
 needs_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 draws from kernels whose state nobody can read")
-MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded, seeded_too)}
+MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded, seeded_too, reordered)}
 
 
 @pytest.mark.slow
@@ -511,16 +524,150 @@ class DrawsElsewhere(layers.Layer):
 
 @pytest.mark.slow
 @pytest.mark.tf("2.2")
-@pytest.mark.parametrize("how", ["function", "generator", "loop", "last axis", "python", "shuffle"])
-def test_draws_that_are_no_function_of_the_example_are_named(how):
+@pytest.mark.filterwarnings("ignore:With `whole_batch=\\(\\)`")
+@pytest.mark.parametrize("how", ["function", "loop", "last axis", "python", "shuffle"])
+@pytest.mark.parametrize("is_default", [False, True])
+def test_draws_that_are_no_function_of_the_example_are_named(how, is_default):
+    if is_default and how not in ("function", "loop"):
+        pytest.skip("what is drawn for the whole batch is exact")
     inputs = tf.keras.Input((6,))
     outputs = layers.Dense(1)(DrawsElsewhere(how)(inputs))
-    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), micro_batch_size=5)
+    options = {"micro_batch_size": 5, "whole_batch": None if is_default else ()}
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), **options)
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match="draw random numbers that differ with the size of micro-batches"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
     model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=BATCH, verbose=0)  # the function was traced in a graph that is gone
+
+
+def permuted(count):
+    return tf.numpy_function(lambda number: np.random.permutation(int(number)).astype("int32"), [count], tf.int32)
+
+
+ORDERS = {
+    "shuffled": lambda layer, count: tf.random.shuffle(tf.range(count)),
+    "shuffled rows": lambda layer, count: tf.random.shuffle(tf.stack([tf.range(count)] * 2, axis=1))[:, 1],
+    "sorted": lambda layer, count: tf.argsort(tf.random.uniform([count])),
+    "of a generator": lambda layer, count: tf.argsort(layer.generator.uniform([count])),
+    "of Python": lambda layer, count: tf.ensure_shape(permuted(count), [None]),
+}
+SHARES = {  # of all examples together
+    "last axis": lambda layer, count: tf.transpose(share_of_all(tf.random.uniform([6, count]), 1)),
+    "gamma": lambda layer, count: share_of_all(tf.random.gamma([count, 6], 2.0), 0),
+}
+
+
+def share_of_all(numbers, axis):
+    return numbers / tf.reduce_sum(numbers, axis=axis, keepdims=True)
+
+
+class MixesBy(layers.Layer):
+    """Returns what it has computed of all examples, and what it has drawn for that."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.generator = tf.random.experimental.Generator.from_seed(3)
+
+    def call(self, inputs):
+        count = tf.shape(inputs)[0]
+        if self.how in SHARES:
+            shares = SHARES[self.how](self, count)
+            return inputs * shares, shares
+        order = ORDERS[self.how](self, count)
+        return 0.7 * inputs + 0.3 * tf.gather(inputs, order), order
+
+
+class Mixup(tf.keras.Model):
+    def __init__(self, how):
+        super().__init__()
+        self.dense, self.mixes, self.last = layers.Dense(6), MixesBy(how), layers.Dense(1)
+
+    def call(self, inputs):
+        mixed, drawn = self.mixes(self.dense(inputs))
+        return self.last(mixed), drawn
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            outputs, drawn = self(data[0], training=True)
+            loss = tf.reduce_mean((outputs - data[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.drawn.assign(tf.cast(drawn, tf.float32))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.4", because="generators can't be read before")
+@pytest.mark.law("L21")
+@pytest.mark.filterwarnings("error::accum.InexactWarning", "ignore:The layer")
+@pytest.mark.parametrize("how", [*ORDERS, "last axis", "gamma"])
+def test_what_a_network_draws_for_all_examples_together_is_drawn_once(how):
+    set_seeds(3)
+    model = Mixup(how)
+    model(X)
+    model.drawn = tf.Variable(tf.zeros([40] if how in ORDERS else [40, 6]), trainable=False)
+    first = [tf.Variable(value) for value in model.get_weights()[:4]]
+    ours = accum.GradientAccumulateModel.from_model(model, micro_batch_size=7)
+    ours.compile(tf.keras.optimizers.SGD(1.0), **({"jit_compile": False} if IS_KERAS_3 else {}))
+    ours.fit(X, Y, batch_size=40, shuffle=False, verbose=0)
+    drawn = ours.drawn.numpy()
+    if how in ORDERS:
+        assert sorted(drawn) == list(range(40)) and (drawn != range(40)).any()
+    else:
+        np.testing.assert_allclose(drawn.sum(0), 1.0, rtol=1e-5)
+    with tf.GradientTape() as tape:
+        hidden = tf.matmul(X, first[0]) + first[1]
+        other = tf.gather(hidden, drawn.astype("int32")) if how in ORDERS else None
+        mixed = hidden * drawn if other is None else 0.7 * hidden + 0.3 * other
+        loss = tf.reduce_mean((tf.matmul(mixed, first[2]) + first[3] - Y) ** 2)
+    for new, old, grad in zip(ours.get_weights(), first, tape.gradient(loss, first)):
+        np.testing.assert_allclose(new, old - grad, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.4", because="generators can't be read before")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.parametrize("how", ["generator", "shuffle"])
+def test_they_do_not_depend_on_the_size_of_micro_batches_either(how):
+    def make():
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(DrawsElsewhere(how)(inputs)))
+
+    whole = trained(make, micro_batch_size=BATCH)
+    assert_same(trained(make, micro_batch_size=5), whole)
+    assert_same(trained(make, micro_batch_size=3), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+def test_seeded_numbers_whose_last_axis_is_the_examples_are_those_of_plain_keras():
+    class Noisy(layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.transpose(tf.random.stateless_normal([6, tf.shape(inputs)[0]], [1, 2]))
+
+    def make():
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(Noisy()(inputs)))
+
+    assert_same(trained(make, micro_batch_size=5), trained(make, plain=True))
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.11", because="earlier augmentation loops over the examples", keras=2)
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+def test_augmentation_does_not_depend_on_the_size_of_micro_batches():
+    def make():
+        inputs = tf.keras.Input((6,))
+        images = layers.Reshape((2, 3, 1))(inputs)
+        for layer in (layers.RandomFlip(), layers.RandomContrast(0.5), layers.RandomRotation(0.2)):
+            images = layer(images)
+        return tf.keras.Model(inputs, layers.Dense(1)(layers.Flatten()(images)))
+
+    whole = trained(make, micro_batch_size=BATCH)
+    assert_same(trained(make, micro_batch_size=5), whole)
 
 
 class Sampling(layers.Layer):

@@ -266,6 +266,10 @@ class _Call:
             return "variables that the call changes"
         inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}
         names = [tensor.op.name for tensor in self._rows + self._others]
+        ops = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
+        drawing = [op.name for op in ops if _tf.random_ops.draws_for_all(op)]
+        if drawing:
+            return f"random numbers that are not one for each example ({_check.shown(drawing)})"
         own = own_gradients(graph, names if self._is_training else [])
         found = _rows.analyse(graph, names + own.operations, inputs)
         mixing = own.mixing(found)
@@ -279,9 +283,9 @@ class _Call:
         is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
         if all(is_apart) and not found.counting:
             return None
-        ops = found.meets or found.counting or found.reduces
+        met = found.meets or found.counting or found.reduces
         return (
-            f"operations across examples ({_check.shown(ops)})" if ops else "outputs that are not one for each example"
+            f"operations across examples ({_check.shown(met)})" if met else "outputs that are not one for each example"
         )
 
     def _traced(self, *tensors: tf.Tensor) -> List[tf.Tensor]:
