@@ -244,7 +244,8 @@ class Draws:
             return None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
-            (self.whole if self.joins else self.others).append(op.output.op.name)
+            if not self.joins:  # which looks into functions
+                self.others.append(op.output.op.name)
             return None
         if not self._sets_seeds_back and _tf.random_ops.advances_its_seed(op):
             self._advancing.append(op.output.op.name)

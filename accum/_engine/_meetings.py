@@ -25,16 +25,15 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
     if unknown:
         return list(map(_name_of, unknown))
-    given = trace.inputs + trace.drawn + [part for mark in trace.wholes for part in mark.parts]
-    inputs = {key: OF_EXAMPLES for key in given if _has_examples(graph.get_tensor_by_name(key))}
     rows = trace.outputs + [key for mark in trace.wholes for key in mark.inputs]
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
     names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
-    needed = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names)) if trace.whole_draws else []
-    drawing = [op.name for op in needed if op.name in trace.whole_draws]
+    drawing = _drawing_for_all(trace, names)
     if drawing:
         return drawing
+    given = trace.inputs + trace.drawn + [part for mark in trace.wholes for part in mark.parts]
+    inputs = {key: OF_EXAMPLES for key in given if _has_examples(graph.get_tensor_by_name(key))}
     shapes = [_name_of(key) for key in trace.drawn_shapes]
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients([], True)
@@ -62,6 +61,18 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
         return list(map(_name_of, unlike))
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
+
+
+def _drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
+    """Return the names of operations before others that draw something else than numbers for each example.
+
+    What draws in a function may have been traced before, where nobody has seen it.
+    """
+    library = _tf.graph_parts.Library(trace.graph, trace.graph.as_graph_def())
+    needed = _tf.op_walks.ancestors(map(trace.graph.get_operation_by_name, names))
+    within = [op for op in needed if _tf.graph_parts.functions_of(op.node_def)]
+    drawing = {op.name for op in within if library.types_within(_tf.graph_parts.node_of(op)) & _tf.random_ops.DRAWING}
+    return [op.name for op in needed if op.name in trace.whole_draws or op.name in drawing]
 
 
 class OwnGradient(NamedTuple):

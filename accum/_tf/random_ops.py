@@ -64,6 +64,9 @@ _PYTHON = ("EagerPyFunc", "PyFunc")
 STATEFUL_DRAWS = {"RngSkip", *_STATEFUL, *(kind for kind in _OTHERS if not kind.startswith("Stateless"))}
 """Random operations that draw others when they run again."""
 
+DRAWING = STATEFUL_DRAWS.union(_SEEDED)
+"""Random operations."""
+
 
 class Source(NamedTuple):
     """What random numbers are a function of: a seed, or a key and a counter of a generator.

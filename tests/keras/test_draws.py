@@ -924,3 +924,38 @@ def test_no_warning_of_the_initial_weights_of_a_model_that_fit_builds(options):
     model.compile("sgd", "mse")
     with silent(accum.InexactWarning):
         model.fit(X, Y, batch_size=8, verbose=0)
+
+
+@tf.function
+def times_noise(inputs):
+    return inputs * tf.random.stateless_uniform(tf.shape(inputs), [1, 2])
+
+
+def times_noise_if_wide(inputs):
+    return tf.cond(tf.shape(inputs)[1] > 2, lambda: times_noise(inputs), lambda: inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.law("L21")
+@pytest.mark.filterwarnings("error::accum.InexactWarning", "ignore:The layer")
+@pytest.mark.parametrize("noise", [times_noise, times_noise_if_wide])
+def test_seeded_numbers_in_a_function_that_was_traced_before_are_those_of_plain_keras(noise):
+    class OwnStep(tf.keras.Model):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    class Noisy(layers.Layer):
+        def call(self, inputs):
+            return noise(inputs)
+
+    def make():
+        inputs = tf.keras.Input((6,))
+        return OwnStep(inputs, layers.Dense(1)(Noisy()(layers.Dense(4)(inputs))))
+
+    plain = trained(make, plain=True)
+    assert_same(trained(make, micro_batch_size=5), plain)
