@@ -36,7 +36,8 @@ def warn_of_others(names: Sequence[str]) -> None:
     """Warn of operations whose numbers differ with the size of micro-batches."""
     _check.warn(
         "These operations draw random numbers that differ with the size of micro-batches, so a step equals that of the "
-        "full batch only on average. One of these is the reason: a loop or `tf.function` around them; a shuffle; a "
+        "full batch only on average. One of these is the reason: a loop or `tf.function` around them; no `tf.function` "
+        "around an eager `accum.value_and_gradients`; a shuffle; a "
         "`tf.random.Generator`, or Python; a first axis that is not that of the examples; XLA, if an update takes "
         "several batches; several replicas, if the model has no dropout or noise layers of Keras. Draw with "
         "`tf.random.uniform` or `normal`, a number for each example, outside of loops and functions. "
@@ -130,7 +131,7 @@ class Draws:
       number: how many operations have drawn.
       others: names of those whose numbers differ with the size of micro-batches.
       joins: whether what examples meet in is computed with the whole batch, so that an operation may draw for it.
-      whole: then, names of those that do, in the place of `others`.
+      whole: if `joins`, the names of operations that draw for the whole batch; otherwise, they are in `others`.
       drawn: tensors of the numbers of the examples.
       shapes: of each of these, the tensor of its shape.
       size: the largest number of examples that are computed at once, if it is known.
@@ -254,7 +255,7 @@ class Draws:
         shape = _static_shape(op)
         is_in_loop = _tf.graphs.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
-        if not is_in_loop and _tf.random_ops.reads_generator(op):
+        if self.joins and not is_in_loop and _tf.random_ops.reads_generator(op):
             seed = self._seed_of_batch() + tf.constant([0, self.number << 32], tf.int64)
             return _tf.random_ops.state_of_generator(op, seed)
         if self.joins and _tf.random_ops.is_shuffle(op):

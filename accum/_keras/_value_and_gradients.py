@@ -6,9 +6,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _rows, _tf
 from accum._engine._cut_graph import CutGraph
+from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
 from accum._engine._meetings import looked_up_by_shapes, own_gradients
-from accum._engine._micro_batches import Batch
+from accum._engine._micro_batches import Batch, as_tensor
 from accum._engine._segments import segments_of, whole_call
 from accum._engine._value_and_gradients import (
     Derived,
@@ -169,7 +170,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
     except Exception as error:  # what is wrong with the function itself, it raises once more
         if not is_default:
             raise
-        segments, reason = None, str(error)
+        segments, reason = None, str(error) if isinstance(error, ValueError) else repr(error)
 
     def loss() -> tf.Tensor:
         if segments is None:
@@ -193,6 +194,9 @@ def _as_in_function_of_users(task: Task) -> Task:
     return task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function))
 
 
+PLAIN = (bool, int, float, str, type(None))
+"""Types of data whose representation says all of them."""
+
 _PROVEN: "weakref.WeakKeyDictionary[Any, Set[str]]" = weakref.WeakKeyDictionary()
 """{function of the user's: for which data and variables one pass over it is proven}"""
 
@@ -207,10 +211,11 @@ def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> 
     batch = Batch(data)
     if not batch.is_dense:
         return False
-    kind = repr((batch.specs(), [id(variable) for variable in variables], task.weight, task.size > 1))
-    is_eager = tf.executing_eagerly()
+    others = tf.nest.map_structure(lambda leaf: None if isinstance(as_tensor(leaf), tf.Tensor) else leaf, data)
+    kind = repr((batch.specs(), others, [id(variable) for variable in variables], task.weight == "examples"))
+    is_kept = tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in tf.nest.flatten(others))
     try:
-        proven = _PROVEN.setdefault(task.function, set()) if is_eager else set()
+        proven = _PROVEN.setdefault(task.function, set()) if is_kept else set()
     except TypeError:  # nothing can refer to it
         proven = set()
     if kind not in proven and _is_proven(_as_in_function_of_users(task), data, batch):
@@ -231,6 +236,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
     try:
         graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
         (value,) = graph.outputs
+        drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])
         rows = {one.name: _rows.Rows(0, 1) for one in inputs if one.shape.rank != 0}
         found = _rows.analyse(graph, [value.op.name] + own.operations, rows)
@@ -238,11 +244,16 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         return False
     if own.mixing(found) or not own.are_linear or looked_up_by_shapes(graph, found):
         return False
+    if any(map(_tf.random_ops.draws_for_all, drawing)):
+        return False
     if _tf.op_walks.may_assign_beside(graph, []):
         return False
+    is_proven = found.level(value.name) <= 1 and not found.has_met(value.name)
     if task.weight == "examples":
-        return found.combination(value.name) in ("mean", "constant")
-    return found.level(value.name) <= 1 and not found.has_met(value.name)
+        is_proven = found.combination(value.name) in ("mean", "constant")
+    if is_proven and drawing and tf.executing_eagerly():  # nothing is replaced then
+        warn_of_others([op.name for op in drawing])
+    return is_proven
 
 
 def _check_moved(graph: CutGraph, is_refused: bool) -> None:

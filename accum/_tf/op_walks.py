@@ -79,7 +79,8 @@ def _is_inner_length(tensor: tf.Tensor) -> bool:
     if op.type == "Unpack":
         return tensor.value_index > 0
     begin, rank = tf.get_static_value(op.inputs[1]), source.inputs[0].shape.rank
-    if begin is None or len(begin) != 1 or op.get_attr("begin_mask"):
+    strides = tf.get_static_value(op.inputs[3])
+    if begin is None or len(begin) != 1 or op.get_attr("begin_mask") or strides is None or strides[0] != 1:
         return False
     return begin[0] > 0 or (begin[0] < 0 and rank is not None and rank + begin[0] > 0)
 

@@ -141,7 +141,7 @@ def state_of_generator(op: RandomOp, seed: Any) -> Any:
 def draws_for_all(op: tf.Operation) -> bool:
     """Whether an operation of a graph draws something else than numbers for each example, or the same for all."""
     drawn = random_op_of(op)
-    if drawn is None or reads_generator(drawn):
+    if drawn is None:
         return False
     shape = drawn_shape(drawn)
     return drawn.kind is None or (bool(shape) and shape[0] is not None and None in shape[1:])

@@ -20,8 +20,8 @@ def whole_value(task: Task, data: Any, variables: Optional[Sequence[tf.Variable]
     """
     if task.weight != "examples":
         raise ValueError(
-            "With `whole_batch`, `function` sees the whole batch, so micro-batches have no weights: leave out "
-            f"`weight`. Received: weight={task.weight!r}. [accum: arguments]"
+            "With `whole_batch` or `loss`, `function` sees the whole batch, so micro-batches have no weights: leave "
+            f"out `weight`. Received: weight={task.weight!r}. [accum: arguments]"
         )
     batch = tf.nest.map_structure(lambda leaf: _of_any_length(as_tensor(leaf)), data)
     outputs = called(task.function, batch)

@@ -149,7 +149,7 @@ class ComputesByHand(tf.keras.Model):
         def error(x, y):
             return tf.reduce_mean((self(doubled_if_positive(x), training=True) - y) ** 2)
 
-        value, _ = accum.value_and_gradients(error, data, self.trainable_variables, micro_batch_size=3)
+        value, _ = accum.value_and_gradients(error, data, self.trainable_variables, micro_batch_size=3, whole_batch=())
         return {"loss": value}
 
 
@@ -172,7 +172,7 @@ def test_without_autograph_functions_stay_without_it():
 
     @tf.function(autograph=False)
     def step(x, y):
-        return accum.value_and_gradients(error, (x, y), [kernel], micro_batch_size=3)
+        return accum.value_and_gradients(error, (x, y), [kernel], micro_batch_size=3, whole_batch=())
 
     with pytest.raises(TypeError, match="bool"):
         step(tf.constant(X), tf.constant(Y))

@@ -871,6 +871,42 @@ def test_a_mean_over_the_examples_takes_one_pass():
 
 
 @pytest.mark.law("L21")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_what_is_proven_for_some_arguments_is_proven_anew_for_others():
+    """Eagerly: for other Python values among the data, and for data in other places."""
+    kernel = tf.Variable(KERNEL)
+
+    def loss(data, is_centred):
+        hidden = tf.matmul(data["one"], kernel) + (tf.matmul(data["two"], kernel) if "two" in data else 0.0)
+        centred = hidden - tf.reduce_mean(hidden, 0) if is_centred else hidden
+        return tf.reduce_mean(centred**2)
+
+    for data in ({"one": X}, {"one": X, "two": 2 * X}):
+        for is_centred in (False, True, False):
+            with tf.GradientTape() as tape:
+                value = loss(data, is_centred)
+            ours = accum.value_and_gradients(loss, (data, is_centred), [kernel], 4)
+            assert apart([ours[0], *ours[1]], [value, tape.gradient(value, kernel)]) < 2e-5
+
+
+@pytest.mark.law("L20", "L21")
+def test_numbers_that_are_drawn_eagerly_are_named():
+    """In a `tf.function`, all micro-batches have the same, as the full batch has."""
+    kernel = tf.Variable(KERNEL)
+
+    def loss(x):
+        return tf.reduce_mean((tf.matmul(x + tf.random.normal([]), kernel)) ** 2)
+
+    step = lambda x, size: accum.value_and_gradients(loss, x, [kernel], size)[1][0]
+    with pytest.warns(accum.InexactWarning, match="draw random numbers that differ"):
+        step(tf.constant(X), 4)
+    tf.random.set_seed(1)
+    whole = tf.function(lambda: step(tf.constant(X), N))()
+    tf.random.set_seed(1)
+    np.testing.assert_allclose(tf.function(lambda: step(tf.constant(X), 4))(), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.law("L21")
 def test_a_function_that_can_t_be_looked_at_is_computed_at_once_and_named():
     kernel = tf.Variable(KERNEL)
 

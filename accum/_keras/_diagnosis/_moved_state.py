@@ -118,7 +118,9 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
     if names:
         model._accum.told_of_state += names
         other_way = "or where `has_stepped` of the optimizer is true"
-        if model._accum.whole_batch and not _makes_cycles(model):
+        if _makes_cycles(model):
+            pass
+        elif model._accum.whole_batch:
             other_way = "or in the train step"
         elif model._accum.size.splits:
             other_way = "or in the train step without `whole_batch=()`, where it runs once per batch"

@@ -454,6 +454,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         passed = bound.arguments
         if "callbacks" not in signature.parameters:  # the class may take them by `**kwargs`
             others = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD]
+            if any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):  # by position, as in Keras
+                names = list(inspect.signature(tf.keras.Model.fit).parameters)[1:]
+                args, kwargs = (), dict(zip(names, args), **kwargs)
+                bound = signature.bind_partial(*args, **kwargs)
             passed = bound.arguments.setdefault(others[0], {}) if others else {}
         passed["callbacks"] = self._with_callback(passed.get("callbacks"), ending)
         if passed is not bound.arguments and not others and self._steps_in_use != 1:
