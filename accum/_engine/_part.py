@@ -138,7 +138,8 @@ class Part:
         wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
         names = [op.name for op in self.ops]
         protos = _with_frames_of_their_own(self._protos, self._graph)
-        made = _tf.graph_parts.import_part(self._graph_def, protos, feeds, wanted + names) if names else []
+        take = _tf.graph_parts.import_part
+        made = take(self._graph_def, protos, feeds, wanted + names, self._graph) if names else []
         result = dict(zip(wanted + names, made))
         for tensor in self._fetches:
             if tensor.name not in result:

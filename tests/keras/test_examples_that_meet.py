@@ -441,3 +441,26 @@ def test_a_conditional_that_asks_all_examples_may_be_called_within_two_tapes():
     ours, plain, said = both(make)
     assert not said
     assert_near(ours, plain)
+
+
+class DoubledIfPositive(layers.Layer):
+    """A conditional on all examples, which AutoGraph or `tf.cond` makes an operation with functions."""
+
+    def call(self, inputs):
+        return tf.cond(tf.reduce_sum(inputs) > 0.0, lambda: 2.0 * inputs, lambda: inputs)
+
+
+@pytest.mark.law("L21")
+def test_a_conditional_on_all_examples_is_evaluated_as_for_the_full_batch():
+    """Its functions are still there when the graph from which they are copied is not."""
+    inputs = tf.keras.Input((3,))
+    plain = tf.keras.Model(inputs, layers.Dense(1)(DoubledIfPositive()(inputs)))
+    model = accum.GradientAccumulateModel.from_model(plain, micro_batch_size=3)
+    x = np.concatenate([np.full((4, 3), 2.0), np.full((4, 3), -1.0)]).astype("float32")  # one part would not be doubled
+    for one in (plain, model):
+        one.compile("sgd", "mse")
+    outputs = [one.predict(x, batch_size=8, verbose=0) for one in (plain, model)]
+    np.testing.assert_allclose(*outputs, rtol=1e-5)
+    targets = np.ones((8, 1), "float32")
+    losses = [one.evaluate(x, targets, batch_size=8, verbose=0) for one in (plain, model)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
