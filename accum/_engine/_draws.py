@@ -36,11 +36,11 @@ def warn_of_others(names: Sequence[str]) -> None:
     """Warn of operations whose numbers differ with the size of micro-batches."""
     _check.warn(
         "These operations draw random numbers that differ with the size of micro-batches, so a step equals that of the "
-        "full batch only on average. One of these is the reason: a loop or `tf.function` around them; no `tf.function` "
-        "around an eager `accum.value_and_gradients`; a shuffle; a "
-        "`tf.random.Generator`, or Python; a first axis that is not that of the examples; XLA, if an update takes "
-        "several batches; several replicas, if the model has no dropout or noise layers of Keras. Draw with "
-        "`tf.random.uniform` or `normal`, a number for each example, outside of loops and functions. "
+        "full batch only on average. One of these is the reason: a loop or `tf.function` around them; "
+        "`accum.value_and_gradients` outside of a `tf.function`; a shuffle; a `tf.random.Generator`, or Python; a "
+        "first axis that is not that of the examples; XLA, if an update takes several batches; several replicas, if "
+        "the model has no dropout or noise layers of Keras. Draw with `tf.random.uniform` or `normal`, a number for "
+        "each example, outside of loops and functions. "
         f"Received: {_check.shown(names)}. [accum: random-numbers]",
         _check.InexactWarning,
     )

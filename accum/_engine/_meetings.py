@@ -64,15 +64,18 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
 
 
 def _drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
-    """Return the names of operations before others that draw something else than numbers for each example.
+    """Return the names of operations, needed for others, that draw something else than numbers for each example.
 
-    What draws in a function may have been traced before, where nobody has seen it.
+    A function that draws may have been traced before, where nobody has seen it.
     """
-    library = _tf.graph_parts.Library(trace.graph, trace.graph.as_graph_def())
     needed = _tf.op_walks.ancestors(map(trace.graph.get_operation_by_name, names))
+    drawing = set(trace.whole_draws)
     within = [op for op in needed if _tf.graph_parts.functions_of(op.node_def)]
-    drawing = {op.name for op in within if library.types_within(_tf.graph_parts.node_of(op)) & _tf.random_ops.DRAWING}
-    return [op.name for op in needed if op.name in trace.whole_draws or op.name in drawing]
+    if within:
+        library = _tf.graph_parts.Library(trace.graph, trace.graph.as_graph_def())
+        types = {op.name: library.types_within(_tf.graph_parts.node_of(op)) for op in within}
+        drawing |= {name for name, found in types.items() if found & _tf.random_ops.DRAWING}
+    return [op.name for op in needed if op.name in drawing]
 
 
 class OwnGradient(NamedTuple):
@@ -132,14 +135,8 @@ def looked_up_by_shapes(graph: tf.Graph, found: _rows.Analysis) -> List[str]:
     makes constants of the rows. For the full batch they are the rows of each example.
     """
     gathers = [op for op in graph.get_operations() if op.type in ("ResourceGather", "GatherV2")]
-    by_shape = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-
-    def is_by_shapes(indices: tf.Tensor) -> bool:
-        sources = lambda op: [] if op.type in by_shape else _tf.op_walks.sources_of(op, with_control=False)
-        ops = _tf.op_walks.ancestors([indices.op], sources=sources)
-        return found.holds_rows(indices.name) and not any(op.type == "Placeholder" for op in ops)
-
-    return [op.name for op in gathers if is_by_shapes(op.inputs[1])]
+    of_rows = [op for op in gathers if found.holds_rows(op.inputs[1].name)]
+    return [op.name for op in of_rows if not _tf.op_walks.holds_values(op.inputs[1])]
 
 
 def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:
@@ -164,9 +161,9 @@ def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:
 
 
 def _in_turn(own: Sequence[tf.Operation]) -> List[List[tf.Operation]]:
-    """Return lists of operations of which none takes what another one of its list returns.
+    """Return operations in lists, such that none takes what another one in its list returns.
 
-    The gradient of one that is behind another one would end at that, and that of the other one be left out.
+    Gradients end at what the operations of a list take, so none must be behind another one.
     """
     turns: Dict[tf.Operation, int] = {}
     lists: List[List[tf.Operation]] = []

@@ -85,6 +85,16 @@ def _is_inner_length(tensor: tf.Tensor) -> bool:
     return begin[0] > 0 or (begin[0] < 0 and rank is not None and rank + begin[0] > 0)
 
 
+OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"])
+"""Types of operations that know the shape of what they take, and nothing else of it."""
+
+
+def holds_values(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from placeholders otherwise than by their shapes."""
+    sources = lambda op: [] if op.type in OF_SHAPES else sources_of(op, with_control=False)
+    return any(op.type == "Placeholder" for op in ancestors([tensor.op], sources=sources))
+
+
 def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
     reached = set(ops)

@@ -26,9 +26,6 @@ QUOTIENTS, PRODUCTS = frozenset(["Div", "DivNoNan", "RealDiv"]), frozenset(["Mul
 CURVED = frozenset(["Exp", "Log", "Log1p", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square", "SquaredDifference"])
 """Types of operations that are not linear."""
 
-OF_SHAPES = frozenset(["OnesLike", "Shape", "ShapeN", "Size", "ZerosLike"])
-"""Types of operations that know how many examples there are, and nothing else of them."""
-
 BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 """Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
 
@@ -112,23 +109,10 @@ def _compares(found: _rows.Analysis, op: tf.Operation) -> bool:
     """Whether an operation compares examples with each other, or is not linear in what they have been reduced to."""
     if op.type in MEETINGS and op.name in found.meets:
         return all(found.rows(one.name) for one in op.inputs[:2])
-    is_of_all = [found.level(one.name) > 0 and _holds_values(one) for one in op.inputs]
+    is_of_all = [found.level(one.name) > 0 and _tf.op_walks.holds_values(one) for one in op.inputs]
     if op.type in QUOTIENTS:
         return is_of_all[1]
     return all(is_of_all[:2]) if op.type in PRODUCTS else op.type in CURVED and any(is_of_all)
-
-
-def _holds_values(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is computed from placeholders otherwise than by their shapes."""
-    seen, waiting = set(), [tensor.op]  # type: Set[str], List[tf.Operation]
-    while waiting:
-        op = waiting.pop()
-        if op.type == "Placeholder":
-            return True
-        if op.name not in seen and op.type not in OF_SHAPES:
-            seen.add(op.name)
-            waiting.extend(one.op for one in op.inputs)
-    return False
 
 
 def kind_of(model: tf.keras.Model, data: Data) -> str:
