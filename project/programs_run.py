@@ -239,7 +239,7 @@ def relative(names, ours, theirs):
 
 
 class Splits(list):
-    """What `split_batch` found in a graph, one for each call, and the messages of its warnings."""
+    """What `split_batch` found inside a graph, one for each call, and the messages of its warnings."""
 
     messages = frozenset()
 
@@ -247,14 +247,14 @@ class Splits(list):
 @contextlib.contextmanager
 def splitting():
     """Let programs that are built split their batches. Yields the `Splits`."""
-    splits, join = Splits(), _split_batch._Split.join
+    splits, join = Splits(), _split_batch.joined_rows
     Splitting.is_on, Splitting.calls = True, 0
 
-    def noted(split, recompute):
-        splits.append(split)
-        join(split, recompute)
+    def noted(inside, *others):
+        splits.append(inside)
+        return join(inside, *others)
 
-    with mock.patch.object(_split_batch._Split, "join", noted), warnings.catch_warnings(record=True) as caught:
+    with mock.patch.object(_split_batch, "joined_rows", noted), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
             yield splits
@@ -264,9 +264,9 @@ def splitting():
 
 
 def what_is_split(splits):
-    using, inside = (sum(len(ops) for ops in kind) for kind in zip(*(split._using() for split in splits)))
-    verdicts = [split._analysis.verdict(op.name) for split in splits for op in split._ops]
-    unruled = [kind for split in splits for kind in split._analysis.unruled]
+    using, inside = (sum(len(ops) for ops in kind) for kind in zip(*(split.using() for split in splits)))
+    verdicts = [split.analysis.verdict(op.name) for split in splits for op in split.of_batch]
+    unruled = [kind for split in splits for kind in split.analysis.unruled]
     return {
         "calls": Splitting.calls,
         "using": using,

@@ -116,6 +116,20 @@ def users_of(graph: tf.Graph) -> Dict[tf.Operation, List[tf.Operation]]:
     return users
 
 
+def reached(
+    starts: Iterable[tf.Operation], users: Dict[tf.Operation, List[tf.Operation]], ends: Container[str] = ()
+) -> Set[tf.Operation]:
+    """Return operations and all that are computed from them, through loops too, but not through types of `ends`."""
+    found: Set[tf.Operation] = set()
+    stack = list(starts)
+    while stack:
+        op = stack.pop()
+        if op not in found and op.type not in ends:
+            found.add(op)
+            stack += users.get(op, [])
+    return found
+
+
 def following(ordered: Sequence[tf.Operation], first: Set[tf.Operation], ends: Sequence[str] = ()) -> Set[tf.Operation]:
     """Return `first` and what is computed from them, other than by ops of the types `ends`, among `ordered` ops."""
     reached = set(first)

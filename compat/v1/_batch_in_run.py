@@ -1,0 +1,150 @@
+"""The batch of a run: how many examples it has, whether the chosen branches are those of the run, and loops over it."""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from accum import _tf
+from accum._engine._draws import Draws, uniform_seed
+from accum._engine._part import Key, Part
+from accum._tf import tf
+from accum.compat.v1._inside import Inside, is_random
+from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
+
+tf1 = tf.compat.v1
+
+
+class BatchInRun:
+    """Tensors of the batch that a run of the graph gets.
+
+    Args:
+      inside: what of the graph is inside.
+      size: the largest number of examples in a micro-batch.
+
+    Attributes:
+      size: as passed.
+      total: how many examples are split: all, or one if the run chooses other branches, so that nothing takes them.
+      fed: {key of what is fed: its `total` rows}.
+      draws: the random numbers of the batch.
+    """
+
+    def __init__(self, inside: Inside, size: int) -> None:
+        self._inside = inside
+        self.size = size
+        self._whole = self.total = self._number_of_examples()
+        self.fed = dict(inside.fed)
+        self._is_given: Optional[tf.Tensor] = None
+        if inside.given:
+            self._choose(inside.given)
+        self.draws = Draws(uniform_seed, self.total)
+        self._numbers = {op.name: number for number, op in enumerate(filter(is_random, inside.of_batch))}
+
+    def _number_of_examples(self) -> tf.Tensor:
+        lengths = [tf.shape(tensor)[0] for tensor in self._inside.batch]
+        checks = [
+            tf1.assert_equal(
+                tf.rank(self._inside.graph.get_tensor_by_name(key)),
+                0,
+                message=f"{key} must be a scalar. [accum: split-batch]",
+            )
+            for key in self._inside.analysis.scalars
+        ]
+        checks += [
+            tf1.assert_equal(
+                length,
+                lengths[0],
+                message=f"All tensors of a batch need one entry for each example: {tensor.name}. [accum: batch-axis]",
+            )
+            for tensor, length in zip(self._inside.batch[1:], lengths[1:])
+        ]
+        with tf.control_dependencies(checks):
+            return tf.identity(lengths[0])
+
+    def _choose(self, given: Dict[Key, bool]) -> None:
+        """Let the split compute one example if the branches are others."""
+        matches = [
+            tf.equal(self._inside.graph.get_tensor_by_name(key), value, name="is_given") for key, value in given.items()
+        ]
+        self._is_given = tf.reduce_all(tf.stack(matches))
+        self.total = tf.where(self._is_given, self._whole, tf.minimum(self._whole, 1))
+        for key, tensor in self._inside.fed.items():
+            self.fed[key] = rows_of_micro_batch(
+                tensor, self._inside.axis(tensor), tf.constant(0), self.total, self._whole
+            )
+
+    def either(self, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        """Return one value if the branches are the given ones, else the other."""
+        with _tf.graphs.control_flow_of_tf(1):
+            result = tf1.cond(self._is_given, lambda: tf.identity(value), lambda: tf.identity(other))
+        result.set_shape(other.shape)
+        return result
+
+    def with_other_values(self, keys: Sequence[Key]) -> Dict[Key, tf.Tensor]:
+        """Return tensors of the graph as they are if other branches are chosen; otherwise, those of one example.
+
+        Then nothing takes these. They are computed by copies of both branches, from the whole batch at once.
+        """
+        tensors = [self._inside.graph.get_tensor_by_name(key) for key in keys]
+        count = tf.where(self._is_given, tf.minimum(self._whole, 1), self._whole)
+        part = Part(tensors, self._inside.batch)
+        feeds = {
+            one.name: rows_of_micro_batch(one, 0, tf.constant(0), count, self._whole) for one in self._inside.batch
+        }
+        return dict(part.compute({key: rows for key, rows in feeds.items() if part.takes(key)}))
+
+    def require_chosen(self, upstream: tf.Tensor) -> tf.Tensor:
+        """Return a gradient that raises an error where the branches are others than the split ones."""
+        if not self._inside.given:
+            return upstream
+        check = tf1.assert_equal(
+            self._is_given,
+            True,
+            message=f"The gradients that `split_batch` computes are for given={self._inside.given}, but another value "
+            "is fed. [accum: split-batch]",
+        )
+        with tf.control_dependencies([check]):
+            return tf.identity(upstream)
+
+    def computed(self, part: Part, combined: Sequence[Any], upstream: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+        """Compute a part for each micro-batch.
+
+        Args:
+          part: a `Part`.
+          combined: what is kept of each micro-batch.
+          upstream: {key of a placeholder in the part: (gradient of the batch, axis of its examples)}.
+        """
+        random = [op for op in part.ops if is_random(op) and op not in self._inside.trusted]
+        if random:
+            self.draws.begin()
+        whole = {key: (tensor, self._inside.axis(self._inside.fed[key])) for key, tensor in self.fed.items()}
+        whole.update(upstream)
+
+        def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
+            fed = {
+                key: rows_of_micro_batch(tensor, axis, begin, count, self.total)
+                for key, (tensor, axis) in whole.items()
+                if part.takes(key)
+            }
+            values = part.compute(fed)
+            for op in random:
+                self.draw(self.draws, op, values, begin, count)
+            return values
+
+        return over_micro_batches(self.total, self.size, compute, combined)
+
+    def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
+        """Let what has been computed use the examples' share of the batch's random numbers."""
+        copy = values[op.name]
+        users = [
+            (copy_of, index) for copy_of in copy.outputs[0].consumers() for index, one in enumerate(copy_of.inputs)
+        ]
+        users = [(user, index) for user, index in users if user.inputs[index] is copy.outputs[0]]
+        drawn = _tf.random_ops.random_op_of(copy)
+        assert drawn is not None
+        rows = draws.rows(drawn, self._numbers[op.name], begin, count)
+        for user, index in users:
+            _tf.graphs.replace_input(user, index, rows)
+        for key in [key for key, value in values.items() if value is copy.outputs[0]]:
+            values[key] = rows
+
+    def joining(self, tensor: tf.Tensor) -> Joined:
+        """Return how the rows of micro-batches become those of the batch."""
+        return Joined(tensor, self._inside.axis(tensor), tensor.shape)

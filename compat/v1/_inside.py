@@ -1,0 +1,382 @@
+"""What of a graph can be computed in micro-batches: the operations that keep examples apart (`accum._rows`)."""
+
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from accum import _rows, _tf
+from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
+from accum._engine._part import Key
+from accum._rows import Analysis, Rows
+from accum._tf import tf
+from accum.compat.v1._chosen_branches import ChosenBranches, Conditional, NotChosen, choosers
+from accum.compat.v1._open_batch import OpenBatch
+
+VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
+STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
+"""Types with which the operations begin by which optimizers change variables."""
+
+MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
+"""Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
+
+
+class Inside:
+    """Finds what of a graph keeps the examples of a batch apart, up to the tensors whose rows are joined.
+
+    It changes no operation of the graph. With `given`, it adds copies in which branches are chosen.
+
+    Args:
+      losses: tensors.
+      batch: tensors that share their first axis, the examples.
+      outputs: tensors up to which the batch is split; if there are none, as far as possible.
+      given: {key of a boolean tensor: its value}; the branches of these values are split. None: the graph as it is.
+      count: the number of examples, if that is a constant of the graph.
+
+    Attributes:
+      ops: the operations inside.
+      statistics: of batch normalisation inside, which are those of the whole batch.
+      batch: the tensors from which `ops` are computed; with `given`, those of a copy.
+      fed: {key: tensor} of `batch`, and of other rows that are computed once for the whole batch, and cut.
+      branches: the `ChosenBranches`, or None.
+      of_batch: the operations that are computed from the batch, in the order of their creation.
+      depending: these, and those that depend on the batch but could not be copied.
+      of_variables: the operations that are computed from variables.
+      not_constant: those that are computed from anything but constants, not only from shapes.
+      before_losses: the operations from which the losses are computed.
+      ends: what `outputs` are.
+      before_outputs: the operations from which these are computed.
+      trusted: operations that accum does not know, of which `outputs` says that they keep examples apart.
+      steps: names of optimizers' operations that are computed from the batch.
+      constant: an operation that takes a constant number of examples, or None.
+      analysis: where the examples lie in each tensor.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[tf.Tensor],
+        batch: Sequence[tf.Tensor],
+        outputs: Sequence[tf.Tensor] = (),
+        given: Optional[Dict[Key, bool]] = None,
+        count: Optional[int] = None,
+    ) -> None:
+        self.graph = tf.compat.v1.get_default_graph()
+        self.given = given
+        self._count, self.constant = count, None  # type: Optional[int], Optional[tf.Operation]
+        self.branches = None if given is None else self._copied(losses, batch, given)
+        self.losses = list(losses)
+        self.outputs = list(outputs)
+        self.batch = list(batch) if self.branches is None else self.branches.batch
+        self.fed = {tensor.name: tensor for tensor in self.batch}
+        users = _tf.op_walks.users_of(self.graph)
+        self._of_original = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
+        self.steps = [
+            op.name for op in sorted(self._of_original, key=_tf.graphs.creation_order) if op.type.startswith(STEPS)
+        ]
+        ops = _tf.op_walks.reached([op for tensor in self.batch for op in tensor.consumers()], users)
+        self.of_batch = sorted(ops if self.branches is None else ops & self.branches.ops, key=_tf.graphs.creation_order)
+        self._left = set() if self.branches is None else self.branches.left
+        self.depending = set(self.of_batch) | self._left
+        operations = self.graph.get_operations()
+        variables = variables_of(self.graph)
+        self.of_variables = _tf.op_walks.reached(variables, users)
+        self._of_values = _tf.op_walks.reached(variables, users, _tf.op_walks.OF_SHAPES)
+        not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
+        self.not_constant = _tf.op_walks.reached(not_constant, users, _tf.op_walks.OF_SHAPES)
+        ends_of_losses = self.losses if self.branches is None else self.branches.ends
+        self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses]))
+        images = [image for image in map(self.image, self.outputs) if image is not None]
+        self.ends = [image for image in images if image.op in self.before_losses]  # no loss needs the others
+        self.before_outputs = set(_tf.op_walks.ancestors([image.op for image in self.ends]))
+        self.trusted: Set[tf.Operation] = set()
+        self.analysis = self._analysed(users)
+        self._library = _tf.graph_parts.Library(self.graph, self.graph.as_graph_def())
+        self._feed_known()
+        self.statistics = self._find()
+
+    def with_branches(self, given: Dict[Key, bool]) -> "Inside":
+        """Return what is inside if branches are chosen by these values."""
+        return Inside(self.losses, self.batch, self.outputs, given)
+
+    def _copied(
+        self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], given: Dict[Key, bool]
+    ) -> ChosenBranches:
+        of_variables = _tf.op_walks.reached(variables_of(self.graph), _tf.op_walks.users_of(self.graph))
+        opened = None if self._count is None else OpenBatch(batch, self._count, of_variables)
+        return ChosenBranches(losses, batch, given, of_variables, opened)
+
+    @property
+    def before_losses_as_built(self) -> Set[tf.Operation]:
+        """`before_losses` of the program's own operations, if `ops` are copies."""
+        return self.before_losses if self.branches is None else self.branches.before_losses
+
+    def choosers(self) -> List[tf.Tensor]:
+        """Return the boolean placeholders that choose between branches, if there is batch normalisation."""
+        ops = [op for op in self.of_batch if op in self.before_losses]
+        return choosers(ops) if any(map(self._may_normalize, ops)) else []
+
+    def _may_normalize(self, op: tf.Operation) -> bool:
+        if op.type in _tf.graph_parts.CALLS:
+            return self._library.normalizes(op.node_def)
+        is_spread = op.type == "Mean" and op.inputs[0].op.type in SQUARES
+        return is_spread or op.type in _tf.op_walks.FUSED_BATCH_NORMS
+
+    def image(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
+        """Return what a tensor of the graph is if the branches are chosen; None if it is not computed."""
+        return tensor if self.branches is None else self.branches.image(tensor)
+
+    def image_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        image = self.image(tensor)
+        assert image is not None
+        return image
+
+    def is_covered(self, op: tf.Operation) -> bool:
+        """Whether an operation is inside, itself or as a copy, or chooses between branches that are."""
+        if op in self.ops:
+            return True
+        if self.branches is None:
+            return False
+        conditional = self.branches.conditional_of(op)
+        if conditional is None:
+            copy = self.branches.copy_of(op)
+            return copy in self.ops if copy is not None else op in self.branches.ops
+        return self.is_conditional_inside(conditional)
+
+    def is_conditional_inside(self, conditional: Conditional) -> bool:
+        return all(op in self.ops for op in conditional.copies if op in self.depending)
+
+    def source(self, op: tf.Operation) -> tf.Operation:
+        return op if self.branches is None else self.branches.source(op)
+
+    def named(self, op: tf.Operation) -> str:
+        """Return the name of an operation of the program, and where it is made."""
+        line = _tf.graphs.line_of(self.source(op))
+        return repr(self.source(op).name) + (f" (made in {line})" if line else "")
+
+    def axis(self, tensor: tf.Tensor) -> int:
+        rows = self.analysis.rows(tensor.name)
+        return 0 if rows is None else rows.axis
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What is known of each operation
+
+    def _analysed(self, users: Dict[tf.Operation, List[tf.Operation]]) -> Analysis:
+        inputs = {name: Rows(0, 1) for name in self.fed}
+        changing = _tf.op_walks.reached([op for op in self.of_batch if _tf.op_walks.changes_variable(op)], users)
+        ops = [op for op in self.of_batch if op not in changing]
+        while True:
+            analysis = (
+                self._analysed_with(ops, inputs) if self._count is None else self._analysed_open(ops, inputs, users)
+            )
+            unknown = [op for op in ops if self._is_unknown(op, analysis)]
+            if not unknown:
+                return analysis
+            self.trusted.add(unknown[0])
+            inputs.update((tensor.name, Rows(0, 1)) for tensor in unknown[0].outputs)
+
+    def _analysed_with(self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows]) -> Analysis:
+        try:
+            return _rows.analyse(self.graph, [op.name for op in ops], inputs, with_places=True)
+        except _rows.ConstantBatchSize:  # perhaps only of a summary, which is not split then
+            before = [op.name for op in ops if op in self.before_losses]
+        try:
+            return _rows.analyse(self.graph, before, inputs, with_places=True)
+        except _rows.ConstantBatchSize as error:
+            raise ValueError(f"{error} In {self.named(self.graph.get_operation_by_name(error.operation))}.") from None
+
+    def _analysed_open(
+        self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows], users: Dict[tf.Operation, List[tf.Operation]]
+    ) -> Analysis:
+        """Return what is known of operations, but of those that still take a constant number of examples."""
+        while True:
+            try:
+                return _rows.analyse(self.graph, [op.name for op in ops], inputs, with_places=True)
+            except _rows.ConstantBatchSize as error:
+                constant = _tf.op_walks.reached([self.graph.get_operation_by_name(error.operation)], users)
+                if constant.isdisjoint(ops):
+                    raise NotChosen(str(error)) from None
+                self.constant = self.constant or self.graph.get_operation_by_name(error.operation)
+                ops = [op for op in ops if op not in constant]
+
+    def _is_unknown(self, op: tf.Operation, analysis: Analysis) -> bool:
+        """Whether accum does not know an operation before `outputs`, which is said to keep examples apart."""
+        verdict = analysis.verdict(op.name)
+        if op not in self.before_outputs or verdict is None or verdict.kind != "meets":
+            return False
+        if op.type not in analysis.unruled or op in self.trusted:
+            return False
+        unclear = [tensor.name for tensor in op.outputs if not tensor.shape.rank]
+        if unclear:
+            raise ValueError(
+                "An operation before `outputs` that accum does not know must return one row for each example: set the "
+                f"shape of its results, such as [None, 10]. Received: {unclear} of {self.named(op)}."
+                " [accum: split-batch]"
+            )
+        return True
+
+    def _feed_known(self) -> None:
+        """Let rows that depend on no variable, and are made for the whole batch, be made once and cut.
+
+        They are random numbers, initial states, and what may look at all examples, such as a gradient of its own.
+        """
+        for op in self.of_batch:
+            if op in self.of_variables:
+                continue
+            is_whole = op in self.before_losses and _tf.graphs.outermost_frame(op) is None
+            if is_random(op) or op.type in MADE or (is_whole and not self._keeps_apart(op, set())):
+                self.fed.update((one.name, one) for one in op.outputs if self.analysis.rows(one.name) is not None)
+
+    def _proven(self, barriers: Set[tf.Operation]) -> Set[tf.Operation]:
+        """Return the operations that keep examples apart, and whose operands are rows or known before.
+
+        Args:
+          barriers: operations that compute statistics of the batch, which are known where they are used.
+        """
+        candidates = {op for op in self.of_batch if self._keeps_apart(op, barriers)}
+        if self.ends:
+            candidates &= self.before_outputs
+        frames = self._frames()
+        if self.branches is None:
+            candidates -= {op for ops in frames if barriers or not self._is_frame_apart(ops) for op in ops}
+        while True:
+            wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
+            wrong |= {op for op in candidates if self._hands_list_on(op, candidates)}
+            for ops in frames:  # loops and conditionals are inside as a whole, or not at all
+                if any(op not in candidates or op in wrong for op in ops):
+                    wrong.update(op for op in ops if op in candidates)
+            if not wrong:
+                return candidates
+            candidates -= wrong
+
+    def _frames(self) -> List[List[tf.Operation]]:
+        """Return the operations of each loop and conditional of TF 1, or of each chosen branch."""
+        if self.branches is not None:
+            return [[op for op in one.copies if op in self.depending] for one in self.branches.conditionals]
+        frames: Dict[Any, List[tf.Operation]] = {}
+        for op in self.of_batch:
+            if op in self.before_losses:
+                frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
+        frames.pop(None, None)
+        return list(frames.values())
+
+    def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
+        verdict = self.analysis.verdict(op.name)
+        if any(one.name in self.fed for one in op.outputs):
+            return False
+        if op in self.trusted:
+            return not _tf.graphs.has_own_gradient(op)
+        if verdict is None:  # independent of the examples, such as a counter of a loop
+            return _tf.graphs.outermost_frame(op) is not None
+        if op in barriers:
+            return verdict.kind == "reduces"
+        is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
+        is_number = verdict.kind == "behind" and not any(self.analysis.has_met(one.name) for one in op.outputs)
+        if verdict.kind == "rows" and not all(one.dtype.is_floating for one in self.analysis.counts_taken_by(op.name)):
+            return False  # an index or a condition: its gradient would take the number of the micro-batch
+        if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
+            return False
+        if _tf.graphs.has_own_gradient(op):
+            return False  # which may look at all examples, unlike that of an operation that keeps them apart
+        if op.type in _tf.graph_parts.CALLS and self._library.hidden(_tf.graph_parts.node_of(op)):
+            return False  # it draws or assigns
+        takes_statistics = barriers and any(self.analysis.level(tensor.name) for tensor in op.inputs)
+        if op.type in _tf.graph_parts.CALLS and takes_statistics:
+            return False  # as a conditional that chooses between statistics
+        if not is_random(op):
+            return True
+        drawn, rows = _tf.random_ops.random_op_of(op), self.analysis.rows(op.outputs[0].name)
+        can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
+        return can_be_cut and rows is not None and rows.axis == 0
+
+    def _is_same(self, op: tf.Operation) -> bool:
+        """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""
+        return not any(
+            self.analysis.rows(one.name) is not None or self.analysis.is_count(one.name) for one in op.inputs
+        )
+
+    def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
+        """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
+        for op in ops:
+            verdict = self.analysis.verdict(op.name)
+            if verdict is not None and verdict.kind == "rows" and self.analysis.counts_taken_by(op.name):
+                return False
+        is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
+        return is_loop or not any(self._uses_variable(op) for op in ops)
+
+    def _hands_list_on(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
+        """Whether a list, such as what a loop iterates over, is taken by others, which need joined rows."""
+        lists = [tensor for tensor in op.outputs if self.analysis.is_list(tensor.name)]
+        return any(user not in candidates and user in self.depending for one in lists for user in one.consumers())
+
+    def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
+        """Whether a tensor is inside, or is known before: one that the whole batch and each micro-batch share.
+
+        If a number depends on variables by the shape of what is inside alone, that is computed up to there once more.
+        """
+        op = tensor.op
+        if tensor.name in self.fed or op in candidates or op not in self.depending:
+            return True
+        is_before = op not in (self.of_variables if self.analysis.is_size(tensor.name) else self._of_values)
+        return is_before and not self.analysis.holds_rows(tensor.name)
+
+    def is_taken(self, op: tf.Operation, index: int) -> bool:
+        """Whether an operation takes an input as it is in the graph, computed from the whole batch."""
+        tensor = op.inputs[index]
+        if tensor.name in self.fed or tensor.op not in self.depending:
+            return False
+        if tensor.op not in self.ops:
+            return True
+        if not self.analysis.is_size(tensor.name):
+            return False
+        frame = _tf.graphs.outermost_frame(tensor.op)
+        if frame is not None and frame is _tf.graphs.outermost_frame(op):
+            return False
+        if op not in self.ops:  # of a gradient, whose integers are shapes
+            return bool(tensor.dtype.is_floating)
+        verdict = self.analysis.verdict(op.name)
+        return verdict is not None and verdict.kind == "rows" and not self.analysis.shapes_only(op.name, index)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What is inside
+
+    def _find(self) -> List[Statistics]:
+        """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
+        self.ops = self._proven(set())
+        statistics = statistics_in(self.graph, self.batch)
+        barriers = {op for one in statistics for op in one.ops}
+        for key, tensor in self.fed.items():  # which segments take by their first axis, and without a gradient
+            is_computed = tensor.op in self.of_variables and tensor.dtype.base_dtype.is_floating
+            if is_computed or self.analysis.rows(key) not in (None, Rows(0, 1)):
+                barriers = set()
+        beyond = self._proven(barriers) if barriers else set()
+        used = beyond & self.before_losses
+        if not used & barriers or any(_tf.graphs.outermost_frame(op) is not None for op in used):
+            return []
+        if sum(map(self._uses_variable, used)) < sum(map(self._uses_variable, self.ops & self.before_losses)):
+            return []  # loops before batch normalisation are worth more than what is behind it
+        self.ops = used
+        return [one for one in statistics if set(one.ops) <= used]
+
+    def is_statistic(self, tensor: tf.Tensor) -> bool:
+        return self.analysis.rows(tensor.name) is None and not self.analysis.is_size(tensor.name)
+
+    def using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
+        """Return the operations before the losses that use variables, and those of them that are inside."""
+        before = [op for op in self.of_batch if op in self.before_losses]
+        using = [op for op in [*before, *self._left] if self._uses_variable(op)]
+        return using, [op for op in using if op in self.ops]
+
+    def share(self) -> float:
+        """Return the share of the operations with variables that is computed in micro-batches."""
+        using, inside = self.using()
+        return len(inside) / max(len(using), 1)
+
+    def _uses_variable(self, op: tf.Operation) -> bool:
+        """Whether an operation combines examples with what is computed from variables alone."""
+        sources = [one.op for one in op.inputs if one.op in self.of_variables]
+        return any(source not in self.depending and source not in self._of_original for source in sources)
+
+
+def is_random(op: tf.Operation) -> bool:
+    return _tf.random_ops.random_op_of(op) is not None
+
+
+def variables_of(graph: tf.Graph) -> List[tf.Operation]:
+    return [op for op in graph.get_operations() if op.type in VARIABLES]

@@ -1,0 +1,380 @@
+"""Joined rows and their gradient, which a second loop over micro-batches computes, or the same as the rows.
+
+TensorFlow differentiates what takes joined rows as always. From the rows on, the gradient is that of an operation
+which takes the weights beside the rows: its gradient by them is computed by copies of what is inside.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from accum import _tf
+from accum._engine._gradients import divided
+from accum._engine._part import Key, Part
+from accum._tf import Gradient, tf
+from accum.compat.v1._batch_in_run import BatchInRun
+from accum.compat.v1._frontier import Edge, repoint
+from accum.compat.v1._inside import Inside, is_random
+from accum.compat.v1._micro_batch_loop import Added, Joined, Slices, fetches_of
+from accum.compat.v1._shortfall import require_shapes
+
+tf1 = tf.compat.v1
+GRADIENT = "AccumSplitBatch"
+"""The name under which the gradient of joined rows is registered, once for all graphs."""
+
+NO_GRADIENT = "AccumSplitBatchNoGradient"
+
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+"""Integers of as many bytes as a floating-point number."""
+
+Gradients = Callable[[Sequence[Optional[tf.Tensor]]], List[Optional[Gradient]]]
+"""A function of the gradients by joined rows, which returns those by the sources."""
+
+
+class _Template(NamedTuple):
+    """A gradient in the graph that is only copied.
+
+    Attributes:
+      upstream: placeholders for the gradients by tensors of the frontier.
+      grads: the gradient by each source, or None.
+      part: the `Part` that computes them, or None if there is no gradient.
+    """
+
+    upstream: List[tf.Tensor]
+    grads: List[Optional[Gradient]]
+    part: Optional[Part]
+
+
+class LinkedRows:
+    """The rows of tensors of the frontier, which are joined, and have a gradient.
+
+    Args:
+      inside: what of the graph is inside.
+      run: the batch of a run.
+      frontier: the tensors.
+
+    Attributes:
+      images: those of `frontier`, each once.
+      forward: the `Part` that computes these.
+      sources: by what they are differentiated: weights, that is whatever is not computed from the batch, and data.
+      joined: {key of a tensor: its rows in the whole batch}, once `link` was called.
+      checks: operations for which the gradients wait.
+    """
+
+    def __init__(self, inside: Inside, run: BatchInRun, frontier: Sequence[tf.Tensor]) -> None:
+        self._inside = inside
+        self._run = run
+        self._frontier = list(frontier)
+        self.images = list({one.name: one for one in map(inside.image_of, frontier)}.values())
+        self.forward = Part(self.images, list(inside.fed.values()), inside.is_taken)
+        self._weights = [one for one in self.forward.boundary if self._can_be_source(one)]
+        if (
+            inside.statistics
+        ):  # whose gradients are sums of a known shape; nobody learns data, such as a rate of dropout
+            tensors = [one for one in self._weights if one.dtype != tf.resource]
+            unknown = [one for one in tensors if not one.shape.is_fully_defined()]
+            require_shapes([one for one in unknown if one.op in inside.of_variables], "shape")
+            self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
+        self._data = [one for one in inside.fed.values() if one.dtype.base_dtype.is_floating]
+        self.sources = self._weights + self._data
+        self._is_once = bool(inside.given)  # what runs for other values must not wait for gradients
+        self.joined: Dict[Key, tf.Tensor] = {}
+        self.checks: List[tf.Operation] = []
+        self._inlets: Dict[Key, Edge] = {}
+        self._templates: Dict[Tuple[Key, ...], _Template] = {}
+
+    def _can_be_source(self, tensor: tf.Tensor) -> bool:
+        if tensor.dtype == tf.resource:
+            return tensor.op.type == "VarHandleOp" and _tf.graph_parts.dtype_of_handle(tensor).is_floating
+        return bool(tensor.dtype.base_dtype.is_floating) and tensor.op in self._inside.not_constant
+
+    def link(self, joined: Sequence[tf.Tensor], gradients: Optional[Gradients]) -> None:
+        """Give joined rows a gradient: those on the way to the losses together, the others each by itself.
+
+        Args:
+          joined: rows of the whole batch, for each tensor of the frontier.
+          gradients: function that computes the gradient of all rows; None: it is computed for each group.
+        """
+        of_images = {tensor.name: rows for tensor, rows in zip(self.images, joined)}
+        rows_of = {tensor.name: of_images[self._inside.image_of(tensor).name] for tensor in self._frontier}
+        if self._inside.given:
+            others = self._run.with_other_values(list(rows_of))
+            rows_of = {key: self._run.either(rows, others[key]) for key, rows in rows_of.items()}
+        floats = [one for one in self._frontier if one.dtype.base_dtype.is_floating]
+        of_losses = [one for one in floats if self._is_of_losses(one)]
+        for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
+            if group:
+                self._link_group(group, [rows_of[tensor.name] for tensor in group], gradients)
+        for tensor in self._frontier:
+            if tensor.name not in self.joined:
+                self.joined[tensor.name] = self._passed(tensor, rows_of[tensor.name])
+
+    def _is_of_losses(self, tensor: tf.Tensor) -> bool:
+        is_loss = any(tensor is loss for loss in self._inside.losses)
+        before = self._inside.before_losses_as_built
+        return is_loss or any(op in before and not self._inside.is_covered(op) for op in tensor.consumers())
+
+    def _link_group(
+        self, group: Sequence[tf.Tensor], values: Sequence[tf.Tensor], gradients: Optional[Gradients]
+    ) -> None:
+        # The gradient of reading a variable is that of its handle, also where it is `tf.IndexedSlices`.
+        has_own_data = gradients is None and bool(self._data)
+        sources = [_tf.graph_parts.value_of(one) for one in (self._weights if has_own_data else self.sources)]
+        if gradients is not None:
+            sources = [
+                _final(value) if one.name in self._inside.fed else value for one, value in zip(self.sources, sources)
+            ]
+        passed = [self._passed(tensor, rows) for tensor, rows in zip(group, values)]
+        with self._inside.graph.gradient_override_map({"IdentityN": GRADIENT}):
+            linked = tf.identity_n(passed + sources)
+        joined = linked[: len(group)]
+        for tensor, rows in zip(group, self._with_data(group, joined) if has_own_data else joined):
+            rows.set_shape(tensor.shape)
+            self.joined[tensor.name] = rows
+
+        def of_group(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            if gradients is None:
+                return self._gradients(group, upstream, self._weights)
+            grads = {tensor.name: grad for tensor, grad in zip(group, upstream)}
+            return self._of_segments([grads.get(tensor.name) for tensor in self._frontier], gradients)
+
+        links_of(self._inside.graph)[linked[0].op.name] = _Link(len(group), of_group)
+
+    def _with_data(self, group: Sequence[tf.Tensor], joined: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """Return joined rows that have a gradient by the data too, which is computed only if it is asked for.
+
+        Optimizers compute all gradients of an operation before they use one of them (`GATE_OP`). So that by the data
+        belongs to an operation of its own, which no way from variables to losses passes.
+        """
+        upstream: List[Optional[tf.Tensor]] = []
+
+        def of_rows(grads: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            upstream[:] = [None if grad is None or _is_zeros(grad) else grad for grad in grads[: len(group)]]
+            return [*upstream, tf.zeros([])]
+
+        def of_data(_: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            return [*self._gradients(group, upstream, self._data), None]
+
+        with self._inside.graph.gradient_override_map({"IdentityN": GRADIENT}):
+            data = tf.identity_n([*self._data, tf.zeros([])])
+            rows: List[tf.Tensor] = tf.identity_n([*joined, data[-1]])
+        links_of(self._inside.graph)[data[0].op.name] = _Link(0, of_data)
+        links_of(self._inside.graph)[rows[0].op.name] = _Link(0, of_rows)
+        return rows[: len(group)]
+
+    def _of_segments(self, upstream: Sequence[Optional[tf.Tensor]], gradients: Gradients) -> List[Optional[Gradient]]:
+        """Return the gradients by all sources, of rows that were computed in segments."""
+        filled = [
+            tf.zeros_like(self.joined[tensor.name]) if grad is None else tf.convert_to_tensor(grad)
+            for tensor, grad in zip(self._frontier, upstream)
+        ]
+        of_images: Dict[Key, tf.Tensor] = {}
+        for tensor, grad in zip(self._frontier, filled):
+            key = self._inside.image_of(tensor).name
+            of_images[key] = of_images[key] + grad if key in of_images else grad
+        sums = iter(gradients([self._run.require_chosen(of_images[one.name]) for one in self.images]))
+        grads: List[Optional[Gradient]] = []
+        for source in self.sources:
+            if source.name in self._inside.fed:  # whose identity raises an error where somebody asks for its gradient
+                grads.append(tf.zeros_like(source))
+            else:
+                grad = divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
+                grads.append(None if grad is None else _final(grad, checks=self.checks))
+        return grads
+
+    def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Return joined rows by an operation whose input can be replaced later, and which hides the loop.
+
+        TensorFlow walks from variables to losses by floating-point tensors. Others end the walk.
+        """
+        bits = _BITS.get(rows.dtype.size) if rows.dtype.is_floating else None
+        first = tf.identity(rows) if bits is None else tf.bitcast(rows, bits)
+        self._inlets[tensor.name] = Edge(first.op, 0)
+        return first if bits is None else tf.bitcast(first, rows.dtype)
+
+    def _gradients(
+        self, group: Sequence[tf.Tensor], upstream: Sequence[Optional[tf.Tensor]], sources: Sequence[tf.Tensor]
+    ) -> List[Optional[Gradient]]:
+        """Return the gradient by each of some sources, given those by joined rows."""
+        live = [
+            (
+                self._inside.image_of(tensor),
+                self._run.require_chosen(tf.convert_to_tensor(grad)),
+            )  # of rows that have been gathered, `tf.IndexedSlices`
+            for tensor, grad in zip(group, upstream)
+            if grad is not None and not _is_zeros(grad)
+        ]
+        template = self._template([tensor for tensor, _ in live], sources)
+        if template.part is None:
+            return [None for _ in sources]
+        is_apart = self._is_once or sources is not self._weights
+        own = None if is_apart else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
+        grads = [grad for _, grad in live] if own is None else own
+        fed = {
+            placeholder.name: (grad, self._inside.axis(tensor))
+            for placeholder, (tensor, _), grad in zip(template.upstream, live, grads)
+        }
+        combined = [self._summing(g, source) for g, source in zip(template.grads, sources) if g is not None]
+        if own is None:
+            sums = iter(self._run.computed(template.part, combined, fed))
+        else:
+            with tf.control_dependencies(None):
+                sums = iter(self._at_once(template, combined, fed))
+        # TensorFlow finds them by what is computed from these, but not the loop, which it can't differentiate again.
+        links = [_tf.graph_parts.value_of(source) for source in self.sources] + [grad for _, grad in live]
+        return [None if grad is None else _final(next(sums), links, self.checks) for grad in template.grads]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Forward and backward in one loop
+
+    def _at_once(self, template: _Template, combined: List[Any], fed: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+        """Compute the gradient of each micro-batch with its rows, which come from this loop from now on."""
+        self._is_once = True
+        fetches = [tensor for grad in template.grads if grad is not None for tensor in fetches_of(grad)]
+        part = Part(self.images + fetches, list(self._inside.fed.values()) + template.upstream, self._inside.is_taken)
+        joining: List[Any] = [self._run.joining(tensor) for tensor in self.images]
+        results = self._run.computed(part, joining + combined, fed)
+        rows_of = {tensor.name: rows for tensor, rows in zip(self.images, results)}
+        for tensor in self._frontier:
+            repoint([self._inlets[tensor.name]], rows_of[self._inside.image_of(tensor).name])
+        return results[len(joining) :]
+
+    def _without_rows(self, live: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]) -> Optional[List[tf.Tensor]]:
+        """Return the gradients by joined rows without waiting for these, or None if they depend on their values.
+
+        The gradient of a mean or a sum over examples depends only on how many there are. Then no example's gradient
+        waits for another example.
+        """
+        joined = [self.joined[tensor.name] for tensor in self._frontier]
+        if tf.float16 in [one.dtype.base_dtype for one in live] or _tf.graphs.is_in_conditional():
+            return None
+        if not _depend_on_lengths_alone(grads, {rows.op for rows in joined}):
+            return None
+        proxies = {
+            rows.name: self._zeros_like_rows(self._inside.image_of(one)) for one, rows in zip(self._frontier, joined)
+        }
+        with tf.control_dependencies(None):
+            part = Part(list(grads), joined)
+            is_repeatable = not any(is_random(op) or op.op_def.is_stateful for op in part.ops)
+            if not is_repeatable or any(proxies[key] is None for key in proxies if part.takes(key)):
+                return None
+            values = part.compute(
+                {key: proxy() for key, proxy in proxies.items() if proxy is not None and part.takes(key)}
+            )
+        return [values[grad.name] for grad in grads]
+
+    def _zeros_like_rows(self, tensor: tf.Tensor) -> Optional[Callable[[], tf.Tensor]]:
+        """Return a function that returns zeros in the shape of joined rows, or None if that is not known before."""
+        rows = self._inside.analysis.rows(tensor.name)
+        lengths = tensor.shape.as_list()
+        others = [length for axis, length in enumerate(lengths) if rows is None or axis != rows.axis]
+        varies = any(None in one.shape.as_list()[1:] for one in self._inside.fed.values())
+        if rows is None or None in others or (varies and rows.per_example != 1):
+            return None
+        lengths[rows.axis] = self._run.total * rows.per_example
+        return lambda: tf.zeros(tf.stack(lengths), tensor.dtype.base_dtype)
+
+    def _summing(self, grad: Gradient, source: tf.Tensor) -> Any:
+        if source.name in self._inside.fed:
+            return Joined(grad, self._inside.axis(source), source.shape)
+        return Slices(grad) if isinstance(grad, tf.IndexedSlices) else Added(grad, source)
+
+    def _template(self, tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> _Template:
+        key = tuple(tensor.name for tensor in [*tensors, *sources])
+        if key not in self._templates:
+            upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
+            # One source may be computed from another one, whose gradient it then passes on itself.
+            grads = tf.gradients(tensors, sources, upstream, name="gradients", stop_gradients=self.sources)
+            grads = [
+                tf.convert_to_tensor(grad) if grad is not None and source.name in self._inside.fed else grad
+                for grad, source in zip(grads, sources)
+            ]
+            fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
+            part = Part(fetches, list(self._inside.fed.values()) + upstream, self._inside.is_taken) if fetches else None
+            self._templates[key] = _Template(upstream, grads, part)
+        return self._templates[key]
+
+
+class _Link(NamedTuple):
+    """What the gradient of an operation that joins rows needs.
+
+    Attributes:
+      number: how many of its first operands have no gradient: rows, whose gradient is that by the sources.
+      gradients: function of the gradients by its results that returns those by its other operands.
+    """
+
+    number: int
+    gradients: Gradients
+
+
+def links_of(graph: tf.Graph) -> Dict[str, _Link]:
+    links: Dict[str, _Link] = _tf.graphs.notes_of(graph).setdefault(GRADIENT, {})
+    return links
+
+
+@tf.RegisterGradient(GRADIENT)
+def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional[Gradient]]:
+    if tf1.get_default_graph() is not op.graph:
+        raise ValueError(
+            "The gradients of what `split_batch` has split can't be taken within a conditional, loop or function of "
+            f"TensorFlow 2: take them before, and apply them there. Received: {op.name!r}. [accum: split-batch]"
+        )
+    link = links_of(op.graph).get(op.name)
+    if link is None:
+        raise ValueError(
+            "The rows that `split_batch` has joined have no gradient in a graph that was imported: build the model in "
+            f"this graph and call `split_batch` in it. Received: {op.name!r}. [accum: split-batch]"
+        )
+    return [None] * link.number + link.gradients(upstream)
+
+
+def _final(grad: Gradient, links: Sequence[tf.Tensor] = (), checks: Sequence[tf.Operation] = ()) -> Gradient:
+    """Return a gradient that raises an error where it is differentiated in turn.
+
+    Args:
+      grad: a gradient.
+      links: what it is computed from, if operations between are hidden; none if they are not.
+      checks: operations for which it waits.
+    """
+    graph = tf1.get_default_graph()
+
+    def final(value: tf.Tensor) -> tf.Tensor:
+        value = _hidden(value) if links else value
+        with graph.gradient_override_map({"IdentityN": NO_GRADIENT}), tf.control_dependencies(checks):
+            return tf.identity_n([value, *links])[0]
+
+    return _tf.inner_optimizer.on_values(final, grad)
+
+
+def _hidden(value: tf.Tensor) -> tf.Tensor:
+    """Return a tensor behind one of integers, at which TensorFlow ends its walk from variables to losses."""
+    bits = _BITS.get(value.dtype.size) if value.dtype.is_floating else None
+    return value if bits is None else tf.bitcast(tf.bitcast(value, bits), value.dtype)
+
+
+@tf.RegisterGradient(NO_GRADIENT)
+def _no_gradient(op: tf.Operation, *upstream: tf.Tensor) -> None:
+    del upstream
+    raise ValueError(
+        "A gradient through what `split_batch` has split can't be differentiated again, and with batch normalisation, "
+        "there is no gradient by the batch: take gradients that are part of the loss before you call `split_batch`. "
+        f"Received: {op.inputs[0].name!r}. [accum: split-batch]"
+    )
+
+
+def _depend_on_lengths_alone(tensors: Sequence[tf.Tensor], ops: Set[tf.Operation]) -> bool:
+    """Whether tensors depend on the results of operations by their shapes alone, and wait for them no further."""
+    stack = [tensor.op for tensor in tensors]
+    done: Set[tf.Operation] = set()
+    while stack:
+        op = stack.pop()
+        if op in ops:
+            return False
+        if op not in done:
+            done.add(op)
+            stack += [] if op.type in _tf.op_walks.OF_SHAPES else [tensor.op for tensor in op.inputs]
+            stack += op.control_inputs
+    return True
+
+
+def _is_zeros(grad: tf.Tensor) -> bool:
+    """Whether TensorFlow has made up a gradient where there is none."""
+    return isinstance(grad, tf.Tensor) and grad.op.type == "ZerosLike"
