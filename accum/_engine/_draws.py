@@ -13,7 +13,7 @@ import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
-from accum._engine._micro_batches import Size
+from accum._engine._batch import Size
 from accum._tf import Scalar, tf
 from accum._tf.graphs import GraphContext
 from accum._tf.random_ops import RandomOp, Source

@@ -18,45 +18,24 @@ later segment over its micro-batches. The earlier segment differentiates, for ea
 where `mean` is a constant, because the derivative of the variance by it is 0. So the gradient by x is
 
     m / N + 2 * v * (x - mean) / N
-
-`segments_of` traces a function and cuts it into segments. `whole_call` computes its outputs for a whole batch, with
-their gradient.
 """
 
 import copy
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum import _check, _tf
-from accum._engine import _cut_graph
-from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
-from accum._engine._draws import uniform_seed, warn_of_others
-from accum._engine._found_statistics import FoundStatistics, Receive
-from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
-from accum._engine._joined_rows import join_rows
-from accum._engine._meetings import meetings
-from accum._engine._micro_batches import (
-    FIRST,
-    WHOLE,
-    Batch,
-    Index,
-    JoinedRows,
-    Kept,
-    KeptTensors,
-    MicroBatches,
-    Pooled,
-    PooledFinite,
-    Size,
-    SlicesSum,
-    Sum,
-)
-from accum._engine._replicas import replica_number, sum_of_group
+from accum import _tf
+from accum._engine._batch import Batch, Size
+from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
+from accum._engine._cut_graph import Assigned, CutGraph, Phase
+from accum._engine._draws import uniform_seed
+from accum._engine._gradients import weighted
+from accum._engine._kept_cuts import Crossing, chosen_cuts, kept_keys, read_again
+from accum._engine._linked_gradient import NOT_TWICE
+from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches
+from accum._engine._replicas import sum_of_group
 from accum._engine._statistics import Moments, over_replicas
-from accum._engine._trace import LossMark, Marks, Trace, Unrepeatable, WholeMark, is_differentiable, trace
+from accum._engine._trace import LossMark, Trace, WholeMark
 from accum._tf import Gradient, Nested, Scalar, tf
-
-# --------------------------------------------------------------------------------------------------------------------
-# The run of the segments, forward and backward
-
 
 Key = str
 
@@ -88,10 +67,10 @@ class Segments:
             )
             for key, (level, later, backward) in graph.uses.items()
         }
-        self.plan = _cut_graph.chosen_cuts(list(uses.values()), graph.count, recompute)
+        self.plan = chosen_cuts(list(uses.values()), graph.count, recompute)
         self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
-        self.kept = _cut_graph.kept_keys(is_needed, self.plan.cuts)
+        self.kept = kept_keys(is_needed, self.plan.cuts)
         self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
@@ -116,7 +95,7 @@ class Segments:
             for key in dict.fromkeys(again + sorted(self.kept))
             if key in self.first_needs and _tf.graph_parts.name_of(key) in graph.backward[uses[key].level].nodes
         ]
-        read = _cut_graph.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
+        read = read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
         self.first_needs.update({key: uses[key].level for key in read})
         self.backward = graph.reading(read)
         rows = {grad[0]: trace.graph.get_tensor_by_name(grad[1]) for grad in trace.grads if isinstance(grad, tuple)}
@@ -273,9 +252,7 @@ class SegmentedFunction:
             for number, (mark, whole) in enumerate(zip(trace.wholes, cut.wholes)):
                 if whole.level == level:
                     results, parts = self._run_whole(mark, whole), zip(mark.parts, mark.results)
-                    wholes = {
-                        key: _with_examples(results[one], self._micro.batch.count, NOT_ROWS) for key, one in parts
-                    }
+                    wholes = {key: with_examples(results[one], self._micro.batch.count, NOT_ROWS) for key, one in parts}
                     self._stored.update({key: _stored_whole(value) for key, value in wholes.items()})
                     if not self._is_at_once:
                         _assign(cut.assigned_at_once.get(number, []), results)
@@ -573,341 +550,14 @@ class SegmentedFunction:
         return [None if grad is None else tf.math.divide_no_nan(next(following), weight) for grad in grads]
 
 
-def with_gradient(
-    tensors: Sequence[tf.Tensor],
-    sources: Sequence[Union[tf.Variable, tf.Tensor]],
-    inputs: Sequence[tf.Tensor],
-    backward: Callable[[Sequence[tf.Tensor]], Sequence[Optional[Gradient]]],
-    at_once: Callable[[], Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]],
-) -> List[tf.Tensor]:
-    """Return `tensors` such that a tape finds their gradients by `sources` with the function `backward`.
-
-    A tape that needs their gradients by `inputs` raises `ValueError`, because nobody computes them. One that
-    differentiates the gradients again computes `tensors` anew for the whole batch.
-
-    Args:
-      tensors: list of float tensors.
-      sources: list of trainable variables and of tensors.
-      inputs: list of the other float tensors from which `tensors` were computed.
-      backward: function of the gradients by `tensors`, which returns those by `sources`, None for no gradient.
-      at_once: function that computes `tensors` again in the current graph. It returns them, and {id of the handle of a
-        variable in this graph: the value from which they are computed}.
-    """
-    values = [tf.convert_to_tensor(source) for source in sources]
-    probes = [_without_gradient(tensor) for tensor in inputs]
-
-    @custom_gradient
-    def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
-        def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
-            grads: List[Optional[Gradient]] = [None] * len(tensors)
-            by_sources = _with_second_gradient(list(backward(upstream)), sources, values, upstream, at_once)
-            return grads + by_sources + [tf.zeros_like(probe) for probe in probes]
-
-        return [tf.identity(arg) for arg in args[: len(tensors)]], grad
-
-    return list(linked(*[tf.stop_gradient(tensor) for tensor in tensors], *values, *probes))
-
-
-def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
-    """Return `tensor`, and raise if a tape needs a gradient by what it was computed from."""
-    shown = repr(tensor)
-
-    def grad(_upstream: tf.Tensor) -> None:
-        raise ValueError(
-            "With `whole_batch`, no gradient reaches this input of a layer, which no `tf.GradientTape` watched in the "
-            f"call: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
-            " [accum: whole-batch-gradient]"
-        )
-
-    (probe,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
-    return probe
-
-
-NOT_TWICE = (
-    "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
-    "normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, one that draws what can't "
-    "be drawn again, or one with a gradient of its own: use a network without these, or pass `whole_batch=()`."
-    " [accum: whole-batch-gradient]"
-)
-
-
-def _with_second_gradient(
-    grads: Sequence[Optional[Gradient]],
-    sources: Sequence[Union[tf.Variable, tf.Tensor]],
-    values: Sequence[tf.Tensor],
-    upstream: Sequence[tf.Tensor],
-    at_once: Callable[[], Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]],
-) -> List[Optional[Gradient]]:
-    """Return gradients such that a tape differentiates them by what they depend on, for the whole batch at once.
-
-    Args:
-      grads: list of gradients by `sources`.
-      sources, at_once: as for `with_gradient`.
-      values: the values of `sources`.
-      upstream: list of the gradients by the results of `at_once`.
-    """
-    depends_on = [*values, *upstream]
-    dense = [index for index, grad in enumerate(grads) if isinstance(grad, tf.Tensor)]
-
-    def in_function(*cotangents: tf.Tensor) -> List[tf.Tensor]:
-        tensors, states = at_once()
-        handles = [
-            _tf.graph_parts.captured(source.handle if hasattr(source, "handle") else source) for source in sources
-        ]
-        # A variable is read before, and by its handle where a table or a loop reads it.
-        by = handles + [states[id(handle)] for handle in handles if id(handle) in states]
-        of = [_tf.graph_parts.captured(one) for one in upstream]
-
-        def by_sources(ys: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor]) -> List[Optional[tf.Tensor]]:
-            try:
-                found = tf.gradients(ys, by + of, grad_ys)
-            except (LookupError, ValueError) as error:  # of a function or, in 2.2, a loop that can't be differentiated
-                raise ValueError(NOT_TWICE) from error
-            grads = [None if grad is None else tf.convert_to_tensor(grad) for grad in found]
-            following = iter(grads[len(handles) :])
-            pairs = [(grad, next(following) if id(handle) in states else None) for grad, handle in zip(grads, handles)]
-            sums = [
-                tf.add_n(both) if both else None
-                for both in ([one for one in pair if one is not None] for pair in pairs)
-            ]
-            return sums + list(following)
-
-        first = by_sources(tensors, of)
-        pairs = [(first[index], cotangent) for index, cotangent in zip(dense, cotangents) if first[index] is not None]
-        second = by_sources([one for one, _ in pairs], [other for _, other in pairs])
-        return [tf.zeros_like(value) if grad is None else grad for grad, value in zip(second, depends_on)]
-
-    def differentiate(*cotangents: tf.Tensor) -> List[Optional[tf.Tensor]]:
-        _check.warn(
-            "A gradient of a gradient is computed for the whole batch at once, which is exact but saves no memory."
-            " [accum: not-split]"
-        )
-        # In a function of its own, one source does not depend on another one.
-        seconds = tf.function(_tf.graphs.run_as_written(in_function))(*cotangents)
-        seconds = _without_gradient_by(seconds, [*cotangents, *depends_on])
-        return [None] * len(dense) + seconds  # type: ignore[operator]
-
-    result = _linked([grads[index] for index in dense], depends_on, differentiate)
-    slices = [index for index, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
-    rows = _without_gradient_by([grads[index].values for index in slices], depends_on)  # type: ignore[union-attr]
-    ended = list(grads)
-    for index, grad in zip(dense, result):
-        ended[index] = grad
-    for index, row in zip(slices, rows):
-        ended[index] = tf.IndexedSlices(row, grads[index].indices, grads[index].dense_shape)  # type: ignore[union-attr]
-    return ended
-
-
-def _without_gradient_by(tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """Return tensors, and raise if a tape differentiates them by what they depend on."""
-
-    def refuse(*_upstream: tf.Tensor) -> None:
-        raise ValueError(NOT_TWICE)
-
-    return _linked(tensors, sources, refuse)
-
-
-def _linked(
-    tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor], grad: Callable[..., Optional[Sequence[object]]]
-) -> List[tf.Tensor]:
-    """Return tensors whose gradient by themselves and `sources` is that of a function."""
-    count = len(tensors)
-    if not count:
-        return []
-    return list(custom_gradient(lambda *args: ([tf.identity(arg) for arg in args[:count]], grad))(*tensors, *sources))
-
-
 def _float32(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, _tf.variables.at_least_float32(tensor.dtype))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# A call with the whole batch
-
-
-NOT_WHOLE = (
-    "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
-    "and then outputs or added losses depend on how the batch is split: make them a mean and variance of "
-    "`tf.nn.moments` over the examples, or a loss that is a mean over examples, or move them behind the model."
-    " [accum: examples-meet]"
-)
-Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
-
-
-class ExamplesMeet(ValueError):
-    """Examples meet, or may meet, where that can't be computed with the whole batch."""
-
-
-def segments_of(
-    function: Function,
-    batch: Batch,
-    variables: Sequence[tf.Variable],
-    recompute: bool,
-    finds_statistics: bool,
-    differentiable: bool = True,
-    receive: Optional[Receive] = None,
-    compiled: bool = False,
-    are_means: bool = False,
-    looks_for_meetings: bool = True,
-    refuses_meetings: bool = False,
-) -> Segments:
-    """Trace a function on a micro-batch, and return it in segments.
-
-    Args:
-      function: as for `trace`.
-      batch: the `Batch`.
-      variables: what to differentiate by.
-      recompute: as for `Segments`.
-      finds_statistics: whether what normalises by the statistics of a batch, in whatever way, is a barrier.
-      differentiable: whether the gradient is needed.
-      receive: as for `FoundStatistics`.
-      compiled: whether XLA will compile it.
-      are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
-      looks_for_meetings: whether to look for operations in which examples meet, which takes a while. They are
-        computed with the whole batch.
-      refuses_meetings: whether those that can't be raise `ExamplesMeet`, instead of a warning.
-
-    Raises:
-      ValueError: something can't be computed again, or over the whole batch.
-    """
-
-    looks = looks_for_meetings and (finds_statistics or refuses_meetings)
-
-    def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool, joins: bool) -> Sequence[tf.Tensor]:
-        count = batch.count_of(batch.packed(tensors))
-        marks.draws.joins = looks and batch.is_dense
-        with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
-            outputs = function(tensors, marks)
-        if finds_statistics:
-            outputs = FoundStatistics(marks, tensors, receive).replace(outputs)
-        return join_rows(marks, tensors, outputs, are_means) if joins else outputs
-
-    def segments(directly: bool, joins: bool = False) -> Segments:
-        function_of_part = lambda tensors, marks: traced(tensors, marks, directly, joins)
-        return Segments(trace(function_of_part, batch.specs(), variables, differentiable, compiled), recompute)
-
-    try:
-        made = segments(False)
-    except Unrepeatable:  # perhaps only because it is in a `tf.function` of the user's
-        try:
-            made = segments(True)
-        except Unrepeatable as error:
-            raise ValueError(str(error)) from None
-    for key in made.graph.trace.outputs:
-        _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if not looks:
-        return made
-    unknown = _meetings(made, batch, are_means)
-    if unknown and batch.is_dense:
-        # TensorFlow's own gradient of a function that was copied is not that of the function.
-        joined = _joined(lambda: segments(True, joins=True), batch, are_means)
-        if joined is not None:
-            return joined
-    if unknown and refuses_meetings:
-        raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
-    if unknown and replica_number() == 0:  # the others compute the same
-        if set(unknown) <= set(made.graph.trace.whole_draws):
-            warn_of_others(unknown)
-            return made
-        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
-    return made
-
-
-def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
-    """Return the names of operations in which examples meet, or may meet, other than at barriers."""
-    trace = made.graph.trace
-    if not batch.is_dense:
-        return trace.unknown or ["inputs that are ragged or sparse, for which that is not known"]
-    return meetings(trace, are_means)
-
-
-def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:
-    """Return segments that compute what examples meet in with the whole batch, or None if that isn't possible."""
-    try:
-        made = segments()
-    except Exception:  # what is wrong with the function itself has shown before
-        return None
-    return None if _meetings(made, batch, are_means) else made
-
-
-def whole_call(
-    segments: Segments,
-    batch: Batch,
-    size: Size,
-    sources: Sequence[Union[tf.Tensor, tf.Variable]],
-    inputs: Sequence[tf.Tensor],
-    compiled: bool = False,
-    group_size: int = 1,
-    weight: Callable[[], Optional[Scalar]] = lambda: None,
-    draws: Any = None,
-    watched: Sequence[tf.Tensor] = (),
-) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
-    """Compute the outputs of the whole batch, and the losses that were added.
-
-    Args:
-      segments: `Segments`.
-      batch: the `Batch`.
-      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
-      sources: variables and tensors, by which the trace has been differentiated.
-      inputs: float tensors from which the outputs are computed, but without a gradient.
-      compiled: whether XLA compiles this.
-      group_size, weight, draws: as for `SegmentedFunction`.
-      watched: those of the whole batch which the trace has watched.
-
-    Returns:
-      (outputs, losses). The gradient by `sources` and by `watched` flows through them.
-    """
-    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), group_size, weight, draws)
-    # Loops of TensorFlow 2 free what they have kept as soon as nobody needs it.
-    with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
-        outputs, losses = run.forward()
-    outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
-    floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
-
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    done = 0 if graph is None else len(graph.get_operations())
-
-    def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
-        if graph is not None:
-            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
-        if not segments.graph.trace.grads and sources:
-            raise ValueError(
-                "`test_step` and `predict_step` of a model with `whole_batch` can't take gradients of weights: do so "
-                "by a model without `micro_batch_size`. [accum: whole-batch-gradient]"
-            )
-        by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
-        for index, grad in zip(floats, upstream):
-            by_outputs[index] = grad
-        with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
-            by_variables, by_watched = run.backward(by_outputs, upstream[len(floats) :])
-        pairs = zip(by_variables + by_watched, [*sources, *watched])
-        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in pairs]
-        # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
-        return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
-
-    def at_once() -> Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]:
-        if graph is not None:
-            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
-        own_outputs, own_losses, states = run.at_once()
-        return [own_outputs[index] for index in floats] + own_losses, states
-
-    tensors = [outputs[index] for index in floats] + losses
-    linked = with_gradient(tensors, [*sources, *watched], inputs, backward, at_once)
-    for index, tensor in zip(floats, linked):
-        outputs[index] = tensor
-    return outputs, linked[len(floats) :]
 
 
 NOT_BATCHED = (
     "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: pass "
     "`whole_batch=()`, or return one entry for each example. [accum: batch-axis]"
 )
-
-
-def _require_examples(output: tf.Tensor) -> None:
-    """Raise unless the first axis of an output of the trace, where the number of examples is unknown, is unknown."""
-    if output.shape.rank == 0 or (output.shape.rank and output.shape.as_list()[0] is not None):
-        raise ValueError(f"{NOT_BATCHED} Received: {output!r}.")
 
 
 NOT_ROWS = (
@@ -917,7 +567,7 @@ NOT_ROWS = (
 )
 
 
-def _with_examples(tensor: tf.Tensor, count: Size, message: str = NOT_BATCHED) -> tf.Tensor:
+def with_examples(tensor: tf.Tensor, count: Size, message: str = NOT_BATCHED) -> tf.Tensor:
     """Return a tensor, and raise, or let the graph raise, unless its first axis is the batch."""
     static_size = tensor.shape.as_list()[0] if tensor.shape.rank else None
     if static_size is not None and isinstance(count, int):

@@ -3,9 +3,11 @@
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
+from accum._engine._batch import Batch
+from accum._engine._combined import Sum, gradient_sum
 from accum._engine._draws import Draws, uniform_seed
 from accum._engine._gradients import divided, weighted
-from accum._engine._micro_batches import Batch, Index, MicroBatches, Sum, gradient_sum
+from accum._engine._micro_batches import Index, MicroBatches
 from accum._engine._trace import Marks
 from accum._tf import GradsAndVars, Nested, Scalar, tf
 from accum._tf.types import WholeBatch

@@ -5,12 +5,11 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _rows, _tf
+from accum._engine._batch import Batch, as_tensor
 from accum._engine._cut_graph import CutGraph
 from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
 from accum._engine._meetings import looked_up_by_shapes, own_gradients
-from accum._engine._micro_batches import Batch, as_tensor
-from accum._engine._segments import segments_of, whole_call
 from accum._engine._value_and_gradients import (
     Derived,
     Task,
@@ -20,6 +19,7 @@ from accum._engine._value_and_gradients import (
     checked_variables,
     mean_and_gradients,
 )
+from accum._engine._whole_call import segments_of, whole_call
 from accum._tf import Gradient, Nested, tf
 from accum._tf.types import WholeBatch
 

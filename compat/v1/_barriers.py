@@ -3,12 +3,14 @@
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
+from accum._engine._batch import Batch
 from accum._engine._found_statistics import Statistics
-from accum._engine._micro_batches import Batch, MicroBatches
+from accum._engine._micro_batches import MicroBatches
 from accum._engine._part import Key, Part
-from accum._engine._segments import SegmentedFunction, segments_of
+from accum._engine._segments import SegmentedFunction
 from accum._engine._statistics import Moments
 from accum._engine._trace import Marks, is_differentiable
+from accum._engine._whole_call import segments_of
 from accum._rows import Rows
 from accum._tf import Gradient, tf
 from accum.compat.v1._micro_batch_loop import swapped

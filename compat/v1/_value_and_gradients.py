@@ -8,7 +8,7 @@ entries for a single micro-batch in the collections.
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._micro_batches import Pooled
+from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
 from accum._tf import Gradient, tf
 from accum._tf.types import WholeBatch

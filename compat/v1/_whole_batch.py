@@ -2,7 +2,7 @@
 
 from typing import Any, Optional, Sequence, Tuple
 
-from accum._engine._micro_batches import as_tensor
+from accum._engine._batch import as_tensor
 from accum._engine._value_and_gradients import Task, called, scalar_loss
 from accum._tf import tf
 from accum.compat.v1._split_batch import split_batch

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import accum
-from accum._engine._cut_graph import Crossing, chosen_cuts, kept_keys, read_again
+from accum._engine._kept_cuts import Crossing, chosen_cuts, kept_keys, read_again
 
 pytestmark = pytest.mark.law("L19")
 

@@ -3,7 +3,7 @@
 from typing import Any, FrozenSet, List
 
 from accum import _tf
-from accum._engine._micro_batches import Size
+from accum._engine._batch import Size
 from accum._tf import tf
 
 

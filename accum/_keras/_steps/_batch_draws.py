@@ -6,6 +6,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._engine._batch import Size
 from accum._engine._draws import (
     NUMBERS_OF_BATCH,
     Chosen,
@@ -15,7 +16,6 @@ from accum._engine._draws import (
     tells_of_shapes,
     uniform_seed,
 )
-from accum._engine._micro_batches import Size
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._tf import Nested, Scalar, tf

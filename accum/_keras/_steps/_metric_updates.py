@@ -7,8 +7,9 @@ import inspect
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._engine._batch import Size
+from accum._engine._combined import Combined, JoinedRows, Sum
 from accum._engine._gradients import divided, weighted
-from accum._engine._micro_batches import Combined, JoinedRows, Size, Sum
 from accum._tf import Leaf, Nested, Scalar, tf
 
 _MEAN, _SUM, _ROWS = "mean", "sum", "rows"

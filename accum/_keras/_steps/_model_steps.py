@@ -12,7 +12,7 @@ import contextlib
 from typing import Callable, ContextManager, Iterator, Optional, Union
 
 from accum import _tf
-from accum._engine._micro_batches import Size, largest_count
+from accum._engine._batch import Size, largest_count
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of

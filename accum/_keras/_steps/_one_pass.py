@@ -10,8 +10,8 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
+from accum._engine._batch import Batch
 from accum._engine._meetings import looked_up_by_shapes, own_gradients
-from accum._engine._micro_batches import Batch
 from accum._tf import Data, Nested, tf
 
 ACROSS_EXAMPLES = frozenset(

@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._micro_batches import Batch, Size
+from accum._engine._batch import Batch, Size
 from accum._keras._diagnosis._moved_state import warn_of_batch_norms
 from accum._keras._diagnosis._sums import warn_of_unlike_losses
 from accum._keras._model._size_in_use import WHOLE_BATCH

@@ -11,19 +11,11 @@ from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tupl
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._engine._batch import Batch, Size
+from accum._engine._combined import Concatenated, Pooled, Sum, gradient_sum
 from accum._engine._draws import Chosen
 from accum._engine._gradients import divided
-from accum._engine._micro_batches import (
-    FIRST,
-    Batch,
-    Concatenated,
-    Index,
-    MicroBatches,
-    Pooled,
-    Size,
-    Sum,
-    gradient_sum,
-)
+from accum._engine._micro_batches import FIRST, Index, MicroBatches
 from accum._engine._statistics import Moments
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norm_following

@@ -6,8 +6,9 @@ import math
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
+from accum._engine._batch import Size
+from accum._engine._combined import Sum
 from accum._engine._gradients import divided, weighted
-from accum._engine._micro_batches import Size, Sum
 from accum._keras import _step_context
 from accum._keras._steps._metric_updates import (
     MetricUpdate,

@@ -14,10 +14,13 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._engine._batch import Batch, Size, as_tensor, largest_count
+from accum._engine._combined import Sum
 from accum._engine._gradients import keeping_gradients
-from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor, largest_count
-from accum._engine._segments import ExamplesMeet, Segments, segments_of, whole_call
+from accum._engine._micro_batches import Index, MicroBatches
+from accum._engine._segments import Segments
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable
+from accum._engine._whole_call import ExamplesMeet, segments_of, whole_call
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._diagnosis._moved_state import names_of_moved, warn_of_moved

@@ -11,20 +11,9 @@ Source: the idea of micro-batches by tokens is that of `seqlen_balancing` in ver
 
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum._engine._micro_batches import (
-    FIRST,
-    WHOLE,
-    Batch,
-    Combined,
-    Concatenated,
-    Index,
-    MicroBatches,
-    Size,
-    Sizes,
-    SlicesSum,
-    as_tensor,
-    has_axis,
-)
+from accum._engine._batch import Batch, Size, as_tensor, has_axis
+from accum._engine._combined import Combined, Concatenated, SlicesSum
+from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches, Sizes
 from accum._tf import Leaf, Nested, tf
 
 SHORTEST = 2

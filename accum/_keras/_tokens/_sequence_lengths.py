@@ -3,7 +3,7 @@
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._micro_batches import Size, as_tensor
+from accum._engine._batch import Size, as_tensor
 from accum._keras._tokens._budget import Sequences
 from accum._tf import Data, Leaf, Nested, Wait, tf
 

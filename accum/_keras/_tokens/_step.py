@@ -3,8 +3,10 @@
 from typing import Any, Callable, List, Optional
 
 from accum import _check, _tf
+from accum._engine._batch import Size, as_tensor
+from accum._engine._combined import Sum
 from accum._engine._draws import Chosen
-from accum._engine._micro_batches import Index, Size, Sum, as_tensor, within_function
+from accum._engine._micro_batches import Index, within_function
 from accum._keras import _step_context
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._user_steps import UserSteps

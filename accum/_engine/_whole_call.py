@@ -1,0 +1,198 @@
+"""A call with the whole batch: a function in segments, with the gradient of its outputs (law L19).
+
+`segments_of` traces a function and cuts it into segments. `whole_call` computes its outputs for a whole batch.
+"""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+from accum import _check, _tf
+from accum._engine._batch import Batch, Size
+from accum._engine._draws import warn_of_others
+from accum._engine._found_statistics import FoundStatistics, Receive
+from accum._engine._gradients import divided
+from accum._engine._joined_rows import join_rows
+from accum._engine._linked_gradient import with_gradient
+from accum._engine._meetings import meetings
+from accum._engine._micro_batches import MicroBatches
+from accum._engine._replicas import replica_number
+from accum._engine._segments import NOT_BATCHED, SegmentedFunction, Segments, with_examples
+from accum._engine._trace import Marks, Unrepeatable, is_differentiable, trace
+from accum._tf import Gradient, Scalar, tf
+
+NOT_WHOLE = (
+    "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
+    "and then outputs or added losses depend on how the batch is split: make them a mean and variance of "
+    "`tf.nn.moments` over the examples, or a loss that is a mean over examples, or move them behind the model."
+    " [accum: examples-meet]"
+)
+Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
+
+
+class ExamplesMeet(ValueError):
+    """Examples meet, or may meet, where that can't be computed with the whole batch."""
+
+
+def segments_of(
+    function: Function,
+    batch: Batch,
+    variables: Sequence[tf.Variable],
+    recompute: bool,
+    finds_statistics: bool,
+    differentiable: bool = True,
+    receive: Optional[Receive] = None,
+    compiled: bool = False,
+    are_means: bool = False,
+    looks_for_meetings: bool = True,
+    refuses_meetings: bool = False,
+) -> Segments:
+    """Trace a function on a micro-batch, and return it in segments.
+
+    Args:
+      function: as for `trace`.
+      batch: the `Batch`.
+      variables: what to differentiate by.
+      recompute: as for `Segments`.
+      finds_statistics: whether what normalises by the statistics of a batch, in whatever way, is a barrier.
+      differentiable: whether the gradient is needed.
+      receive: as for `FoundStatistics`.
+      compiled: whether XLA will compile it.
+      are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
+      looks_for_meetings: whether to look for operations in which examples meet, which takes a while. They are
+        computed with the whole batch.
+      refuses_meetings: whether those that can't be raise `ExamplesMeet`, instead of a warning.
+
+    Raises:
+      ValueError: something can't be computed again, or over the whole batch.
+    """
+
+    looks = looks_for_meetings and (finds_statistics or refuses_meetings)
+
+    def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool, joins: bool) -> Sequence[tf.Tensor]:
+        count = batch.count_of(batch.packed(tensors))
+        marks.draws.joins = looks and batch.is_dense
+        with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
+            outputs = function(tensors, marks)
+        if finds_statistics:
+            outputs = FoundStatistics(marks, tensors, receive).replace(outputs)
+        return join_rows(marks, tensors, outputs, are_means) if joins else outputs
+
+    def segments(directly: bool, joins: bool = False) -> Segments:
+        function_of_part = lambda tensors, marks: traced(tensors, marks, directly, joins)
+        return Segments(trace(function_of_part, batch.specs(), variables, differentiable, compiled), recompute)
+
+    try:
+        made = segments(False)
+    except Unrepeatable:  # perhaps only because it is in a `tf.function` of the user's
+        try:
+            made = segments(True)
+        except Unrepeatable as error:
+            raise ValueError(str(error)) from None
+    for key in made.graph.trace.outputs:
+        _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
+    if not looks:
+        return made
+    unknown = _meetings(made, batch, are_means)
+    if unknown and batch.is_dense:
+        # TensorFlow's own gradient of a function that was copied is not that of the function.
+        joined = _joined(lambda: segments(True, joins=True), batch, are_means)
+        if joined is not None:
+            return joined
+    if unknown and refuses_meetings:
+        raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
+    if unknown and replica_number() == 0:  # the others compute the same
+        if set(unknown) <= set(made.graph.trace.whole_draws):
+            warn_of_others(unknown)
+            return made
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
+    return made
+
+
+def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
+    """Return the names of operations in which examples meet, or may meet, other than at barriers."""
+    trace = made.graph.trace
+    if not batch.is_dense:
+        return trace.unknown or ["inputs that are ragged or sparse, for which that is not known"]
+    return meetings(trace, are_means)
+
+
+def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:
+    """Return segments that compute what examples meet in with the whole batch, or None if that isn't possible."""
+    try:
+        made = segments()
+    except Exception:  # what is wrong with the function itself has shown before
+        return None
+    return None if _meetings(made, batch, are_means) else made
+
+
+def whole_call(
+    segments: Segments,
+    batch: Batch,
+    size: Size,
+    sources: Sequence[Union[tf.Tensor, tf.Variable]],
+    inputs: Sequence[tf.Tensor],
+    compiled: bool = False,
+    group_size: int = 1,
+    weight: Callable[[], Optional[Scalar]] = lambda: None,
+    draws: Any = None,
+    watched: Sequence[tf.Tensor] = (),
+) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+    """Compute the outputs of the whole batch, and the losses that were added.
+
+    Args:
+      segments: `Segments`.
+      batch: the `Batch`.
+      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
+      sources: variables and tensors, by which the trace has been differentiated.
+      inputs: float tensors from which the outputs are computed, but without a gradient.
+      compiled: whether XLA compiles this.
+      group_size, weight, draws: as for `SegmentedFunction`.
+      watched: those of the whole batch which the trace has watched.
+
+    Returns:
+      (outputs, losses). The gradient by `sources` and by `watched` flows through them.
+    """
+    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), group_size, weight, draws)
+    # Loops of TensorFlow 2 free what they have kept as soon as nobody needs it.
+    with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
+        outputs, losses = run.forward()
+    outputs = [with_examples(tensor, batch.count) for tensor in outputs]
+    floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
+
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    done = 0 if graph is None else len(graph.get_operations())
+
+    def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
+        if graph is not None:
+            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        if not segments.graph.trace.grads and sources:
+            raise ValueError(
+                "`test_step` and `predict_step` of a model with `whole_batch` can't take gradients of weights: do so "
+                "by a model without `micro_batch_size`. [accum: whole-batch-gradient]"
+            )
+        by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
+        for index, grad in zip(floats, upstream):
+            by_outputs[index] = grad
+        with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
+            by_variables, by_watched = run.backward(by_outputs, upstream[len(floats) :])
+        pairs = zip(by_variables + by_watched, [*sources, *watched])
+        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in pairs]
+        # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
+        return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
+
+    def at_once() -> Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]:
+        if graph is not None:
+            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        own_outputs, own_losses, states = run.at_once()
+        return [own_outputs[index] for index in floats] + own_losses, states
+
+    tensors = [outputs[index] for index in floats] + losses
+    linked = with_gradient(tensors, [*sources, *watched], inputs, backward, at_once)
+    for index, tensor in zip(floats, linked):
+        outputs[index] = tensor
+    return outputs, linked[len(floats) :]
+
+
+def _require_examples(output: tf.Tensor) -> None:
+    """Raise unless the first axis of an output of the trace, where the number of examples is unknown, is unknown."""
+    if output.shape.rank == 0 or (output.shape.rank and output.shape.as_list()[0] is not None):
+        raise ValueError(f"{NOT_BATCHED} Received: {output!r}.")
