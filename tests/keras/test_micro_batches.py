@@ -682,7 +682,8 @@ def test_first_axes_that_differ_are_refused(eagerly):
     model = split(OwnLoopWithEdges())
     model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=eagerly, **({} if eagerly else JIT))
     dataset = tf.data.Dataset.from_tensors((X[:20], np.zeros((7, 2), "float32")))
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis"):
+    # The train step runs once, so its own arithmetic says so as in plain Keras; in micro-batches, accum does.
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis|must be equal|Incompatible"):
         model.fit(dataset, verbose=0)
 
 

@@ -116,6 +116,7 @@ class keras:
 def test_keras_3_on_another_backend_is_refused_in_one_sentence(tmp_path):
     assert import_with(OTHER_BACKEND, tmp_path) == (
         "ImportError: accum needs the TensorFlow backend of Keras 3, but found jax: set KERAS_BACKEND=tensorflow."
+        " [accum: install]"
     )
 
 

@@ -296,7 +296,8 @@ class GradientAccumulateOptimizer:
             self._adapter.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         reduced, sums_now = listed, _tf.inner_optimizer.sums_before_all_else(self._inner)
-        overlaps = _step_context.of_optimizer(self).overlaps and sums_now
+        context = _step_context.of_optimizer(self)
+        overlaps = context.overlaps and sums_now
         if not is_reduced and _replicas.count() > 1 and (overlaps or self._internals.listeners):
             reduced = _replicas.sum_gradients(listed)
             if sums_now:
@@ -305,8 +306,10 @@ class GradientAccumulateOptimizer:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
-        # workers may sum the gradients one after the other.
-        awaited = [grad for grad, _ in listed] if _replicas.overlap() else [listed[-1][0]]
+        # workers may sum the gradients one after the other. In a model, a step that fails leaves no trace: so all
+        # gradients are there before the first variable moves.
+        waits = context.train_step is not None or _replicas.overlap()
+        awaited = [grad for grad, _ in listed] if waits else [listed[-1][0]]
         with tf.control_dependencies(_tf.graphs.waits_for_all(awaited) + told):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]

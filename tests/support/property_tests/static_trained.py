@@ -212,10 +212,9 @@ class _Graph:
             return share * (networks.loss_of(case, network.outputs, data) + sum(network.penalties))
 
         more = {"weight": lambda data: networks.weight_of(case, data)}
-        if options["whole_batch"]:
-            more["whole_batch"] = options["whole_batch"]
-        if sees_all:
+        if options["whole_batch"]:  # the function sees it, so there are no weights
             more = {"whole_batch": options["whole_batch"]}
+        if sees_all:
             more["loss"] = lambda outputs, data: share * networks.loss_of(case, outputs, data)
         return accum.compat.v1.value_and_gradients(function, data, None, options["micro_batch_size"], **more)
 
