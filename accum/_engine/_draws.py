@@ -181,6 +181,8 @@ class Draws:
                 yield
                 return
             self.number, self._fixed = 0, []
+            graph = self._rows.context[0]
+            done = 0 if graph is None else len(graph.get_operations())
             try:
                 with _tf.random_ops.replacing(self._replaced):
                     yield
@@ -189,6 +191,8 @@ class Draws:
                 for numbers in [one for one in self._fixed if str(one.shape[0]) in lengths]:
                     raise ValueError(f"{NUMBERS_OF_BATCH} Received: {numbers!r}.") from error
                 raise
+            if graph is not None and not self.joins:  # which looks into functions
+                self.others += _tf.graph_parts.calls_that_draw(graph, graph.get_operations()[done:])
             for numbers in self._fixed:
                 if _tf.op_walks.meets_rows(numbers, of_one=self.size == 1):
                     raise ValueError(f"{NUMBERS_OF_BATCH} Received: {numbers!r}.")
@@ -245,8 +249,6 @@ class Draws:
             return None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
-            if not self.joins:  # which looks into functions
-                self.others.append(op.output.op.name)
             return None
         if not self._sets_seeds_back and _tf.random_ops.advances_its_seed(op):
             self._advancing.append(op.output.op.name)

@@ -13,7 +13,7 @@ from accum._tf.op_walks import (
     is_assignment,
     outermost_of,
 )
-from accum._tf.random_ops import STATEFUL_DRAWS
+from accum._tf.random_ops import DRAWING, STATEFUL_DRAWS
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 Key = str
@@ -278,6 +278,18 @@ class Library:
                     waiting += functions_of(inner)
         return types
 
+    def draws_in_call(self, proto: Any, is_called: bool = False) -> bool:
+        """Whether an operation calls a function that draws random numbers, perhaps in a conditional or loop.
+
+        Args:
+          proto: its `NodeDef`.
+          is_called: whether it is within such a function.
+        """
+        is_called = is_called or proto.op in CALLS - LOOPS
+        bodies = [self._functions[name].node_def for name in functions_of(proto) if name in self._functions]
+        inner = [node for body in bodies for node in body]
+        return any((is_called and node.op in DRAWING) or self.draws_in_call(node, is_called) for node in inner)
+
     def normalizes(self, proto: Any) -> bool:
         """Whether the functions that an operation calls normalise, or may do so, by statistics of their first axis."""
         functions = [self._functions.get(name) for name in functions_of(proto)]
@@ -294,6 +306,13 @@ class Library:
                 for inner in functions_of(node):
                     self._ops_of[name] |= self._within(inner)
         return self._ops_of[name]
+
+
+def calls_that_draw(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
+    """Return the names of those operations of a graph that call a function which draws random numbers."""
+    calls = [op for op in ops if functions_of(op.node_def)]
+    library = Library(graph, graph.as_graph_def()) if calls else None
+    return [op.name for op in calls if library is not None and library.draws_in_call(op.node_def)]
 
 
 def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:

@@ -494,6 +494,44 @@ def test_a_static_graph_draws_the_same_for_every_size(how):
         np.testing.assert_allclose(gradient(7, **options), [first, second], rtol=0, atol=1e-5)
 
 
+@pytest.mark.tf("2.2")
+@pytest.mark.law("L20")
+def test_numbers_in_a_function_are_those_of_the_whole_batch():
+    def make():
+        tf.random.set_seed(7)
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(DrawsElsewhere("function")(layers.Dense(4)(inputs))))
+
+    assert_same(trained(make, micro_batch_size=5), trained(make, micro_batch_size=BATCH))
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.3")
+@pytest.mark.filterwarnings("ignore:With `whole_batch=\\(\\)`", "ignore:The layer .* is computed for the whole batch")
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 5, "whole_batch": ()}, {"accum_steps": 2}], ids=str)
+def test_numbers_in_a_loaded_saved_model_are_those_of_plain_keras_or_named(options, tmp_path):
+    holder = tf.Module()
+    holder.noise = tf.function(times_noise.python_function, input_signature=[tf.TensorSpec([None, 4])])
+    tf.saved_model.save(holder, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+
+    class Noisy(layers.Layer):
+        def call(self, inputs):
+            return loaded.noise(inputs)
+
+    def make():
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(Noisy()(layers.Dense(4)(inputs))))
+
+    if not options:
+        assert_same(trained(make, micro_batch_size=5), trained(make, plain=True))
+        return
+    model = accum.GradientAccumulateModel.from_model(make(), **options)
+    model.compile("sgd", "mse")
+    with pytest.warns(accum.InexactWarning, match="draw random numbers that differ with the size of micro-batches"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
 class DrawsElsewhere(layers.Layer):
     """Draws in a way that is no function of the example."""
 
@@ -509,7 +547,7 @@ class DrawsElsewhere(layers.Layer):
             draw = lambda index, total: (index + 1, total + tf.random.normal([]))
             return inputs + tf.while_loop(lambda index, _: index < 2, draw, (0, 0.0))[1]
         if self.how == "function":
-            return self.noisy(inputs) if training is True else inputs  # what was traced before is not seen
+            return self.noisy(inputs)  # Keras may trace it before the step
         if self.how == "python":
             return inputs + tf.reshape(tf.numpy_function(lambda: np.float32(np.random.normal()), [], tf.float32), [])
         if self.how == "last axis":
@@ -527,7 +565,7 @@ class DrawsElsewhere(layers.Layer):
 @pytest.mark.parametrize("how", ["function", "loop", "last axis", "python", "shuffle"])
 @pytest.mark.parametrize("is_default", [False, True])
 def test_draws_that_are_no_function_of_the_example_are_named(how, is_default):
-    if is_default and how not in ("function", "loop"):
+    if is_default and how != "loop":
         pytest.skip("what is drawn for the whole batch is exact")
     inputs = tf.keras.Input((6,))
     outputs = layers.Dense(1)(DrawsElsewhere(how)(inputs))
@@ -939,7 +977,8 @@ def times_noise_if_wide(inputs):
 @pytest.mark.law("L21")
 @pytest.mark.filterwarnings("error::accum.InexactWarning", "ignore:The layer")
 @pytest.mark.parametrize("noise", [times_noise, times_noise_if_wide])
-def test_seeded_numbers_in_a_function_that_was_traced_before_are_those_of_plain_keras(noise):
+@pytest.mark.parametrize("has_own_step", [False, True])
+def test_seeded_numbers_in_a_function_that_was_traced_before_are_those_of_plain_keras(noise, has_own_step):
     class OwnStep(tf.keras.Model):
         def train_step(self, data):
             with tf.GradientTape() as tape:
@@ -954,7 +993,8 @@ def test_seeded_numbers_in_a_function_that_was_traced_before_are_those_of_plain_
 
     def make():
         inputs = tf.keras.Input((6,))
-        return OwnStep(inputs, layers.Dense(1)(Noisy()(layers.Dense(4)(inputs))))
+        kind = OwnStep if has_own_step else tf.keras.Model
+        return kind(inputs, layers.Dense(1)(Noisy()(layers.Dense(4)(inputs))))
 
     plain = trained(make, plain=True)
     assert_same(trained(make, micro_batch_size=5), plain)

@@ -125,9 +125,7 @@ def kind_of(model: tf.keras.Model, data: Data) -> str:
 def _called(model: tf.keras.Model, x: Nested, is_training: bool) -> Nested:
     """Call a model as its step does."""
     call = next(vars(base)["__call__"] for base in type(model).__mro__ if _is_of_others(base))
-    # No function of the user's is traced for good, because the step has yet to see what it draws.
-    with _tf.graph_parts.running_functions_directly(True):
-        return _tf.graphs.called_as_in_fit(call, model, x, training=is_training)
+    return _tf.graphs.called_as_in_fit(call, model, x, training=is_training)
 
 
 def _build(model: tf.keras.Model, x: Nested, is_training: bool) -> None:
@@ -252,6 +250,7 @@ class _Call:
         names = [tensor.op.name for tensor in self._rows + self._others]
         ops = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
         drawing = [op.name for op in ops if _tf.random_ops.draws_for_all(op)]
+        drawing += _tf.graph_parts.calls_that_draw(graph, ops)
         if drawing:
             return f"random numbers that are not one for each example ({_check.shown(drawing)})"
         own = own_gradients(graph, names if self._is_training else [])
