@@ -18,6 +18,13 @@ Weight = Union[str, Callable[..., Scalar]]
 WEIGHTS = ("examples", "equal")
 
 
+AT_ONCE = (
+    "`function` is computed for the whole batch at once, which is exact but saves no memory, because it can't be "
+    "split. If it is a mean over examples that do not meet in it, pass `whole_batch=()`. The reason: {reason} "
+    "[accum: not-split]"
+)
+
+
 class Task(NamedTuple):
     """What is computed over which micro-batches, after the checks of `checked`."""
 

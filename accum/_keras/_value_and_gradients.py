@@ -11,6 +11,7 @@ from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
 from accum._engine._meetings import looked_up_by_shapes, own_gradients
 from accum._engine._value_and_gradients import (
+    AT_ONCE,
     Derived,
     Task,
     Weight,
@@ -181,11 +182,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
     value, grads = _differentiated(loss, variables)
     _check.pairs(zip(grads, variables))
     if segments is None:
-        _check.warn(
-            "`function` is computed for the whole batch at once, which is exact but saves no memory, because it can't "
-            "be split. If it is a mean over examples that do not meet in it, pass `whole_batch=()`. The reason: "
-            f"{reason} [accum: not-split]"
-        )
+        _check.warn(AT_ONCE.format(reason=reason))
     return value, grads
 
 

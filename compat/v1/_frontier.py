@@ -67,7 +67,7 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
             kind.setdefault(tensor.name, []).append(Edge(op, index))
     for tensor in inside.losses:
         image = inside.image(tensor)
-        if image is not None and image.op in inside.ops and image.op in inside.of_variables:
+        if image is not None and _gives_rows(inside, image):
             rows.setdefault(tensor.name, [])
     for key in sizes:
         for tensor in rows_behind(inside, key):

@@ -28,6 +28,7 @@ from accum.compat.v1._batch_in_run import BatchInRun
 from accum.compat.v1._chosen_branches import NotChosen, choosers
 from accum.compat.v1._frontier import (
     SCOPE,
+    Edge,
     Frontier,
     frontier_of,
     inside_before,
@@ -226,10 +227,16 @@ def joined_rows(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf.Tens
         rows.link(made.rows, made.gradients)
     else:
         rows.link(run.computed(rows.forward, [run.joining(one) for one in rows.images], {}), None)
-    _repoint_all(inside, frontier, rows.joined)
-    if statistics:
-        _use_statistics(inside, run, made.statistics)
-    _wait_as_before(inside, run, rows)
+    taken = statistics_taken(inside) if statistics else {}
+    try:
+        _repoint_all(inside, frontier, rows.joined)
+        if statistics:
+            _use_statistics(inside, run, taken, made.statistics)
+        _wait_as_before(inside, run, rows)
+    except ValueError:  # then the program's own operations take what they took before
+        for key, edges in [*frontier.rows.items(), *frontier.sizes.items(), *taken.items()]:
+            repoint(edges, graph.get_tensor_by_name(key))
+        raise
     inside_before(graph).update(filter(inside.is_covered, graph.get_operations()))
     for op in graph.get_operations() if inside.branches is not None else rows.forward.ops:
         for tensor in op.outputs:
@@ -262,9 +269,10 @@ def _repoint_all(inside: Inside, frontier: Frontier, joined: Dict[Key, tf.Tensor
         repoint(edges, part.compute(dict(inside.fed, **{one.name: joined[one.name] for one in behind}))[key])
 
 
-def _use_statistics(inside: Inside, run: BatchInRun, values: Dict[Key, tf.Tensor]) -> None:
+def _use_statistics(
+    inside: Inside, run: BatchInRun, taken: Dict[Key, List[Edge]], values: Dict[Key, tf.Tensor]
+) -> None:
     """Let averages, and whatever else takes a statistic from inside, take that of the whole batch."""
-    taken = statistics_taken(inside)
     known = [inside.graph.get_tensor_by_name(key) for key in values]
     of_batch: Dict[Key, tf.Tensor] = {}
     for key in taken:

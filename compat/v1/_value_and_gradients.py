@@ -1,13 +1,16 @@
-"""The gradients of a whole batch in a static graph, with the memory of one micro-batch (law L18).
+"""The gradients of a whole batch in a static graph, with the memory of one micro-batch (laws L18 and L19).
 
-A function is called twice: for the first micro-batch, and in the body of the loop over all others. Both calls share
-their variables. Together they leave the graph as one call with the whole batch would: with the same names, and without
-entries for a single micro-batch in the collections.
+A function is called once, with the whole batch, and `split_batch` splits what it has built.
+
+With `whole_batch=()`, weights, or ragged or sparse data, it is called twice: for the first micro-batch, and in the body
+of the loop over all others. Both calls share their variables. Together they leave the graph as one call with the whole
+batch would: with the same names, and without entries for a single micro-batch in the collections.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from accum import _tf
+from accum import _check, _tf
+from accum._engine._batch import Batch
 from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
 from accum._tf import Gradient, tf
@@ -27,6 +30,12 @@ REFUSAL = (
     "Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name. [accum: created-twice]"
 )
 
+NORMALIZED_APART = (
+    "With ragged or sparse data, or with `weight`, `function` is called for each micro-batch, so its batch "
+    "normalisation uses the mean and variance of a micro-batch: make the data dense, and leave out `weight`. Or accept "
+    "by `whole_batch=()` that it differs from the full batch."
+)
+
 
 def value_and_gradients(
     function: Callable[..., tf.Tensor],
@@ -35,23 +44,33 @@ def value_and_gradients(
     micro_batch_size: int = None,  # type: ignore[assignment]  # required, though it stands behind one that is not
     *,
     weight: Weight = "examples",
-    whole_batch: WholeBatch = (),
+    whole_batch: Optional[WholeBatch] = None,
     recompute: bool = True,
     loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Tuple[tf.Tensor, List[Tuple[Optional[Gradient], tf.Variable]]]:
     """Compute a loss over a whole batch and its gradients in a static graph, with the memory of one micro-batch.
 
+        value     = function(data)
+        gradients = d function(data) / d variables
+
+    `function` is called once, with the whole batch, and `split_batch` splits what it has built. So batch normalisation,
+    losses of any kind, and what is added to collections are those of the whole batch. What can't be split is computed
+    at once, with a warning. One run of the train op is one step, without `accum_steps`: `global_step`, hooks and an
+    `input_fn` that gives whole batches stay as they are.
+
+    With `loss`, `function` returns the outputs of a network, one row for each example, up to which the batch is split,
+    and `loss(outputs, *data)` is computed from those of all examples. If the graph is built on the whole batch already,
+    `split_batch` needs no function, only one line.
+
+    With `whole_batch=()`, a `weight` of your own, or ragged or sparse data, `function` is called for each micro-batch.
     The batch is split along its first axis, in order, into one remainder of at most `micro_batch_size` examples, which
     comes first, and micro-batches x_i of `micro_batch_size` examples. A loop in the graph runs one after the other:
 
         value     = sum_i(w_i function(x_i)) / sum_i(w_i)
         gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
 
-    With the default weights, a `function` that is a mean over its examples gives the value and the gradients of the
-    whole batch. One run of the train op then is one step, without `accum_steps`: `global_step`, hooks and an `input_fn`
-    that gives whole batches stay as they are.
-
-    `function` is called twice, and the second call uses the variables that the first one created. So it must create
+    This equals the full batch if `function` is a mean over its examples, or what `weight` counts, and they do not meet
+    in it. Python calls it twice, and the second call uses the variables that the first one created. So it must create
     them by `tf.compat.v1.get_variable`, `tf.compat.v1.layers` or tf-slim, or use existing ones. What it adds to the
     graph's collections is treated as in one call with the whole batch:
 
@@ -65,28 +84,20 @@ def value_and_gradients(
     A warning names the variables that `function` assigns to before it computes its result, because it does so for each
     micro-batch.
 
-    With `whole_batch` or `loss`, `function` is called once, with the whole batch, and `split_batch` splits what it has
-    built. So batch normalisation, losses of any kind, and what is added to collections are those of the whole batch.
-    With `loss`, `function` returns the outputs of a network, one row for each example, up to which the batch is split,
-    and `loss(outputs, *data)` is computed from those of all examples.
-
-    If the graph is built on the whole batch already, `split_batch` needs no function, only one line. Without
-    `whole_batch` and `loss`, this function is for what it does not take: ragged and sparse data, weights of
-    micro-batches, and operations that are not known to keep examples apart.
-
     Args:
-      function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
-        is the micro-batch. If `data` is a tuple or a list, it is called as `function(*micro_batch)`, otherwise as
-        `function(micro_batch)`.
+      function: function of the data, a scalar loss; with `loss`, a nested structure of tensors whose first axis is that
+        of the data. If `data` is a tuple or a list, it is called as `function(*data)`, otherwise as `function(data)`.
+        The number of examples is not known to Python in it.
       data: nested structure of tensors, `tf.RaggedTensor` or `tf.SparseTensor` that share their first axis, the
         examples. Scalars, None and objects other than tensors are passed to each call unchanged.
       variables: list of variables to differentiate with respect to; None: all trainable variables of the graph,
         including the ones that `function` creates.
-      micro_batch_size: the largest number of examples in a call of `function`, >= 1.
+      micro_batch_size: the largest number of examples that are computed at a time, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
-      whole_batch: "batch_norm", "loss", both as a tuple, or "all": whether `split_batch` is used, for all that it
-        computes over the whole batch. "loss" and "all" need `loss`, which implies them.
+      whole_batch: None: `function` sees the whole batch, unless there is a `weight`, or data is ragged or sparse. ():
+        it sees micro-batches. "batch_norm", "loss", both as a tuple, or "all": as None, but what can't be split is an
+        error. "loss" and "all" need `loss`, which implies them.
       recompute: as for `split_batch`.
       loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
@@ -97,9 +108,9 @@ def value_and_gradients(
       value and gradients.
 
     Raises:
-      TypeError, ValueError: an argument does not match its description above, the loss depends on no variable,
-        `function` creates variables in its second call, what it adds to a collection can't be treated as above, or
-        `split_batch` can't split what it has built.
+      TypeError, ValueError: an argument does not match its description above, the loss depends on no variable, or
+        `split_batch` can't split what it must. With micro-batches, also: `function` creates variables in its second
+        call, or what it adds to a collection can't be treated as above.
       RuntimeError: when executing eagerly or in a `tf.function`.
 
     Example:
@@ -107,7 +118,7 @@ def value_and_gradients(
       ...     def loss(features, labels):
       ...         return tf.compat.v1.losses.mean_squared_error(labels, network(features, mode))
       ...     value, grads_and_vars = accum.compat.v1.value_and_gradients(
-      ...         loss, (features, labels), micro_batch_size=32, whole_batch="batch_norm"  # if there is any
+      ...         loss, (features, labels), micro_batch_size=32
       ...     )
       ...     with tf.control_dependencies(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)):
       ...         train_op = optimizer.apply_gradients(grads_and_vars, tf.compat.v1.train.get_global_step())
@@ -120,14 +131,18 @@ def value_and_gradients(
         )
     task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
     listed = None if variables is None else checked_variables(_parts(variables))
-    if task.barriers or task.loss is not None:
-        value, pairs = whole_value(task, data, listed)
+    is_default = whole_batch is None and task.weight == "examples" and Batch(data).is_dense
+    if is_default or task.barriers or task.loss is not None:
+        value, pairs = whole_value(task, data, listed, is_default)
         note_computed(pairs)
         return value, pairs
     calls = _Calls(listed, is_by_examples=task.weight == "examples" and task.size > 1)
     # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
     with _tf.graphs.control_flow_of_tf(1):
         derived = mean_and_gradients(task, data, calls.differentiate)
+    if whole_batch is None and calls.averages:
+        names = sorted({average.var.op.name for pair in calls.averages for average in pair})
+        _check.warn(f"{NORMALIZED_APART} Received: {names}. [accum: batch-norm]", _check.InexactWarning)
     in_turn = MovesInTurn()
     for (mean, variance), whole in zip(calls.averages, derived.others):
         in_turn.add(mean, variance, whole)

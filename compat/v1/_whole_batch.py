@@ -2,21 +2,25 @@
 
 from typing import Any, Optional, Sequence, Tuple
 
+from accum import _check
 from accum._engine._batch import as_tensor
-from accum._engine._value_and_gradients import Task, called, scalar_loss
+from accum._engine._value_and_gradients import AT_ONCE, Task, called, scalar_loss
 from accum._tf import tf
 from accum.compat.v1._split_batch import split_batch
 
 TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
 
 
-def whole_value(task: Task, data: Any, variables: Optional[Sequence[tf.Variable]]) -> Tuple[tf.Tensor, Any]:
+def whole_value(
+    task: Task, data: Any, variables: Optional[Sequence[tf.Variable]], is_default: bool
+) -> Tuple[tf.Tensor, Any]:
     """Return the loss of a whole batch, and what `compute_gradients` returns for it.
 
     Args:
-      task: a `Task` with barriers or a loss.
+      task: a `Task`.
       data: nested structure of tensors that share their first axis.
       variables: list of variables, or None for all trainable ones.
+      is_default: whether what can't be split is computed at once, with a warning; otherwise, it is an error.
     """
     if task.weight != "examples":
         raise ValueError(
@@ -31,10 +35,19 @@ def whole_value(task: Task, data: Any, variables: Optional[Sequence[tf.Variable]
         arguments = batch if isinstance(batch, (tuple, list)) else (batch,)
         value = scalar_loss(task.loss(outputs, *arguments), "loss", "of the batch")
     tensors = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, TENSORS)]
-    value = split_batch(value, tensors, task.size, outputs=outputs, recompute=task.recompute)
+    reason = None
+    try:
+        value = split_batch(value, tensors, task.size, outputs=outputs, recompute=task.recompute)
+    except ValueError as error:
+        if not is_default:
+            raise
+        reason = error
     # The base class scales the loss for the strategy of an Estimator, as the optimizers do.
     optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
-    return value, optimizer.compute_gradients(value, variables)
+    pairs = _check.pairs(optimizer.compute_gradients(value, variables))
+    if reason is not None:
+        _check.warn(AT_ONCE.format(reason=reason))
+    return value, pairs
 
 
 def _of_any_length(leaf: Any) -> Any:

@@ -250,7 +250,7 @@ def test_averages_that_a_split_batch_moves_once_are_named_where_several_batches_
         with tf.Graph().as_default():
             x = tf1.placeholder(tf.float32, [None, 2])
             loss = lambda x: loss_of(normalized(x))
-            _, pairs = accum.compat.v1.value_and_gradients(loss, (x,), micro_batch_size=SIZE)
+            _, pairs = accum.compat.v1.value_and_gradients(loss, (x,), micro_batch_size=SIZE, whole_batch=())
             with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
                 train_op = optimizer.apply_gradients(pairs)
             return run(train_op, x, moving(), parts)
@@ -738,7 +738,7 @@ def test_what_is_noted_of_a_graph_does_not_keep_it():
     with tf.Graph().as_default() as graph:
         problem, optimizer = Regression(), accumulating()
         loss = lambda x: tf.reduce_mean(normalized(x))
-        accum.compat.v1.value_and_gradients(loss, (problem.x,), micro_batch_size=SIZE)
+        accum.compat.v1.value_and_gradients(loss, (problem.x,), micro_batch_size=SIZE, whole_batch=())
         optimizer.minimize(problem.loss, var_list=[problem.weights])
         optimizer.flush()
     reference = weakref.ref(graph)

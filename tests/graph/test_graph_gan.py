@@ -214,12 +214,13 @@ def test_two_losses_over_shared_batch_normalisation_take_a_call_each():
             of_layers_that_are_shared, batch, micro_batch_size=4, whole_batch=whole_batch, loss=loss
         )[1]
 
-    def by_micro_batch(loss, *batch):
+    def by_function(whole_batch, loss, *batch):
         function = lambda *batch: loss(of_layers_that_are_shared(*batch), *batch)
-        return accum.compat.v1.value_and_gradients(function, batch, micro_batch_size=4)[1]
+        return accum.compat.v1.value_and_gradients(function, batch, micro_batch_size=4, whole_batch=whole_batch)[1]
 
     expected = trained_together(whole)
     for whole_batch in ("all", "loss"):
         assert_near(trained_together(functools.partial(split, whole_batch)), expected)
-    without = trained_together(by_micro_batch)
+    assert_near(trained_together(functools.partial(by_function, None)), expected)
+    without = trained_together(functools.partial(by_function, ()))
     assert max(np.abs(one - other).max() for one, other in zip(without, expected)) > 1e-3

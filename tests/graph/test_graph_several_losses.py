@@ -313,7 +313,7 @@ def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):
             return (words + order) * rows / tf.cast(tf.shape(ids)[0], tf.float32)
 
         data = (model.ids, model.mask, model.labels, model.masked, tf.cast(model.sentences, tf.float32))
-        _, pairs = accum.compat.v1.value_and_gradients(loss, data, model.variables, size)
+        _, pairs = accum.compat.v1.value_and_gradients(loss, data, model.variables, size, whole_batch=())
         ours = model.train(momentum().apply_gradients(pairs), FULL)
     assert_near(ours, plain())
 

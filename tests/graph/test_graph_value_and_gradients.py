@@ -1,4 +1,7 @@
-"""`accum.compat.v1.value_and_gradients`: a whole batch in micro-batches, in a static graph (law L18)."""
+"""`accum.compat.v1.value_and_gradients`: a whole batch in micro-batches, in a static graph (law L18).
+
+With `whole_batch=()` the function is called for each micro-batch, otherwise once.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import tf_slim as slim
 from equality import assert_near
 from optimizers import mainly
 from replicas import RUN, mirrored
-from warned import silent
+from warned import silent, warned
 
 import accum.compat.v1
 
@@ -84,6 +87,10 @@ def in_micro_batches(function, size, variables=None, **options):
     return lambda data, labels: value_and_gradients(function, (data, labels), variables, size, **options)
 
 
+APART = {"whole_batch": ()}
+BOTH = pytest.mark.parametrize("options", [{}, APART], ids=["once", "apart"])
+
+
 def assert_close(ours, theirs):
     np.testing.assert_allclose(ours[0], theirs[0], rtol=2e-6)
     assert ours[1].keys() == theirs[1].keys()
@@ -99,9 +106,10 @@ def assert_close(ours, theirs):
 @pytest.mark.parametrize("use_resource", mainly([False, True], False), ids=["ref", "resource"])
 @pytest.mark.parametrize("count", mainly([None, N], None), ids=["unknown", "static"])
 @pytest.mark.parametrize("size", mainly(SIZES, 3))
-def test_value_and_gradients_equal_the_full_batch(size, count, use_resource):
+@BOTH
+def test_value_and_gradients_equal_the_full_batch(options, size, count, use_resource):
     theirs = run_in_graph(in_one(squares), use_resource, count)
-    ours = run_in_graph(in_micro_batches(squares, size), use_resource, count)
+    ours = run_in_graph(in_micro_batches(squares, size, **options), use_resource, count)
     assert_close(ours, theirs)
     assert ours[2] == theirs[2]
     assert ours[2]["net/table"] is tf.IndexedSlices
@@ -110,7 +118,8 @@ def test_value_and_gradients_equal_the_full_batch(size, count, use_resource):
 @pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("count", [9, N])
-def test_constants_of_the_graph_as_data_are_no_positions(count):
+@BOTH
+def test_constants_of_the_graph_as_data_are_no_positions(options, count):
     """Each micro-batch looks up other rows, although all of them are computed from constants."""
 
     def build(loss_of):
@@ -118,7 +127,7 @@ def test_constants_of_the_graph_as_data_are_no_positions(count):
             {"x": tf.constant(X[:count]), "words": tf.constant(WORDS[:count])}, Y[:count]
         )
 
-    assert_close(run_in_graph(build(in_micro_batches(squares, 3))), run_in_graph(build(in_one(squares))))
+    assert_close(run_in_graph(build(in_micro_batches(squares, 3, **options))), run_in_graph(build(in_one(squares))))
 
 
 @pytest.mark.slow
@@ -150,17 +159,19 @@ def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact():
     theirs = run_in_graph(in_one(masked))
     assert_close(run_in_graph(in_micro_batches(masked, 3, weight=count)), theirs)
     assert_close(run_in_graph(in_micro_batches(masked, 1, weight=count)), theirs)  # some are NaN, and count for nothing
-    assert abs(run_in_graph(in_micro_batches(masked, 8))[0] - theirs[0]) > 1e-3
+    assert_close(run_in_graph(in_micro_batches(masked, 8)), theirs)  # which sees all examples
+    assert abs(run_in_graph(in_micro_batches(masked, 8, **APART))[0] - theirs[0]) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
-def test_partitioned_variables(use_resource):
+@BOTH
+def test_partitioned_variables(options, use_resource):
     def split(data, labels):
         return squares(data, labels, partitioner=tf1.fixed_size_partitioner(2))
 
-    ours = run_in_graph(in_micro_batches(split, 4), use_resource)
+    ours = run_in_graph(in_micro_batches(split, 4, **options), use_resource)
     assert_close(ours, run_in_graph(in_one(split), use_resource))
     assert "net/table/part_1" in ours[1]
 
@@ -215,7 +226,7 @@ def test_no_call_sees_more_than_a_micro_batch(size):
         ):
             return squares(data, labels)
 
-    run_in_graph(in_micro_batches(recorded, size))
+    run_in_graph(in_micro_batches(recorded, size, **APART))
     first = (N - 1) % size + 1
     assert sizes == [(first, first)] + [(size, size)] * ((N - first) // size)
 
@@ -223,8 +234,16 @@ def test_no_call_sees_more_than_a_micro_batch(size):
 @pytest.mark.slow
 @pytest.mark.law("L18")
 def test_a_batch_without_examples_counts_for_nothing():
-    value, grads, _ = run_in_graph(in_micro_batches(squares, 3), fed_count=0)
+    value, grads, _ = run_in_graph(in_micro_batches(squares, 3, **APART), fed_count=0)
     assert value == 0.0 and all(not grad.any() for grad in grads.values())
+
+
+@pytest.mark.slow
+@pytest.mark.law("L18")
+def test_by_default_a_batch_without_examples_is_as_the_full_batch():
+    theirs, ours = [run_in_graph(build, fed_count=0) for build in (in_one(of_kernel), in_micro_batches(of_kernel, 3))]
+    np.testing.assert_array_equal(ours[0], theirs[0])  # NaN
+    np.testing.assert_array_equal(ours[1]["net/kernel"], theirs[1]["net/kernel"])
 
 
 @pytest.mark.slow
@@ -259,7 +278,8 @@ def test_ragged_and_sparse_tensors_and_what_is_no_tensor():
 
 @pytest.mark.slow
 @pytest.mark.law("L18")
-def test_control_flow_within_the_function():
+@BOTH
+def test_control_flow_within_the_function(options):
     def recurrent(data, labels):
         kernel = variable("kernel")
         scaled = tf.cond(tf.reduce_mean(data["x"]) > 100.0, lambda: data["x"], lambda: 2.0 * data["x"])
@@ -267,12 +287,13 @@ def test_control_flow_within_the_function():
         _, state = tf.while_loop(lambda step, _: step < 3, body, (0, scaled))
         return tf.reduce_mean((tf.matmul(state, kernel) - labels) ** 2)
 
-    assert_close(run_in_graph(in_micro_batches(recurrent, 4)), run_in_graph(in_one(recurrent)))
+    assert_close(run_in_graph(in_micro_batches(recurrent, 4, **options)), run_in_graph(in_one(recurrent)))
 
 
 @pytest.mark.slow
 @pytest.mark.law("L18")
-def test_two_replicas_with_different_numbers_of_examples():
+@BOTH
+def test_two_replicas_with_different_numbers_of_examples(options):
     """Each computes the mean over its own part, as with plain TensorFlow."""
 
     def gradients_by_replica(build):
@@ -290,7 +311,8 @@ def test_two_replicas_with_different_numbers_of_examples():
             session.run(tf1.global_variables_initializer())
             return session.run(of_replicas)
 
-    theirs, ours = gradients_by_replica(in_one(squares)), gradients_by_replica(in_micro_batches(squares, 3))
+    theirs = gradients_by_replica(in_one(squares))
+    ours = gradients_by_replica(in_micro_batches(squares, 3, **options))
     assert len(ours) == len(theirs) == 3
     for one, other in zip(ours, theirs):
         assert len(one) == 2 and not np.allclose(one[0], one[1], atol=1e-3)
@@ -314,7 +336,8 @@ def scoped(data, labels):
 @pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("size", [3, 20])
-def test_default_names_are_those_of_one_call_before_and_after(size):
+@BOTH
+def test_default_names_are_those_of_one_call_before_and_after(options, size):
     def names(build):
         with tf.Graph().as_default():
             fed = Fed()
@@ -324,7 +347,7 @@ def test_default_names_are_those_of_one_call_before_and_after(size):
                 scoped(*fed.data)
             return [var.name for var in tf1.global_variables()]
 
-    assert names(in_micro_batches(scoped, size)) == names(in_one(scoped))
+    assert names(in_micro_batches(scoped, size, **options)) == names(in_one(scoped))
 
 
 @pytest.mark.slow
@@ -337,7 +360,8 @@ def test_a_function_that_creates_variables_anew_is_refused(make):
         return tf.reduce_mean((tf.matmul(data["x"], make()) - labels) ** 2)
 
     with pytest.raises(ValueError, match="in its second call too.*create variables and Keras layers outside"):
-        run_in_graph(in_micro_batches(fresh, 3))
+        run_in_graph(in_micro_batches(fresh, 3, **APART))
+    run_in_graph(in_micro_batches(fresh, 3))  # which calls it once
 
 
 COUNTER = iter(range(1000))
@@ -358,8 +382,9 @@ def from_collections(data, labels):
 
 @pytest.mark.slow
 @pytest.mark.law("L18")
-@pytest.mark.parametrize("size", SIZES)
-def test_losses_in_collections_count_as_in_one_call(size):
+@pytest.mark.parametrize("size", mainly(SIZES, 3))
+@BOTH
+def test_losses_in_collections_count_as_in_one_call(options, size):
     def with_one_before(build):
         def built(data, labels):
             tf1.losses.add_loss(tf.constant(5.0))
@@ -370,9 +395,9 @@ def test_losses_in_collections_count_as_in_one_call(size):
         return built
 
     seen = []
-    ours = run_in_graph(with_one_before(in_micro_batches(from_collections, size)))
+    ours = run_in_graph(with_one_before(in_micro_batches(from_collections, size, **options)))
     assert_close(ours, run_in_graph(with_one_before(in_one(from_collections))))
-    assert seen == [[1, 1, 0], [3, 2, 1]]
+    assert seen == [[1, 1, 0] if options else [3, 2, 1], [3, 2, 1]]
 
 
 @pytest.mark.slow
@@ -384,8 +409,9 @@ def test_losses_of_variables_that_each_call_would_add_are_refused():
         return tf.reduce_mean((tf.matmul(data["x"], kernel) - labels) ** 2) + tf1.losses.get_regularization_loss()
 
     with pytest.raises(ValueError, match="would count them twice.*`regularizer=` where the variable"):
-        run_in_graph(in_micro_batches(explicit, 3))
-    assert_close(run_in_graph(in_micro_batches(explicit, N), count=N), run_in_graph(in_one(explicit)))
+        run_in_graph(in_micro_batches(explicit, 3, **APART))
+    assert_close(run_in_graph(in_micro_batches(explicit, N, **APART), count=N), run_in_graph(in_one(explicit)))
+    assert_close(run_in_graph(in_micro_batches(explicit, 3)), run_in_graph(in_one(explicit)))
 
 
 @pytest.mark.slow
@@ -393,7 +419,7 @@ def test_losses_of_variables_that_each_call_would_add_are_refused():
 def test_a_graph_with_a_loop_is_imported_again(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
         fed = Fed()
-        value, pairs = in_micro_batches(squares, 3)(*fed.data)
+        value, pairs = in_micro_batches(squares, 3, **APART)(*fed.data)
         train_op = tf1.train.AdamOptimizer(0.05).apply_gradients(pairs)
         session.run(tf1.global_variables_initializer())
         path = tf1.train.Saver().save(session, str(tmp_path / "at"))
@@ -437,7 +463,7 @@ def averages_after(layer, batches, size=None, use_resource=True, fed=None, waits
             if size is None:
                 pairs = optimizer.compute_gradients(loss(x))
             else:
-                _, pairs = value_and_gradients(loss, x, micro_batch_size=size)
+                _, pairs = value_and_gradients(loss, x, micro_batch_size=size, **APART)
         with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
             train_op = optimizer.apply_gradients(pairs)
         session.run(tf1.global_variables_initializer())
@@ -498,6 +524,31 @@ def test_averages_of_batch_norm_whose_updates_the_function_itself_runs(use_resou
     assert_near(ours, averages_after(tf_layer, batches, **options)[0])
 
 
+@pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+@pytest.mark.slow
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "options, is_sparse, is_named",
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"weight": "equal"}, False, True),
+        (APART, True, False),
+    ],
+    ids=str,
+)
+def test_batch_norm_that_sees_a_micro_batch_is_named_unless_that_is_accepted(options, is_sparse, is_named):
+    def loss(x, words):
+        dense = tf.sparse.to_dense(words) if is_sparse else words
+        return tf.reduce_mean(tf_layer(x) ** 2) + tf.reduce_mean(dense)
+
+    with tf.Graph().as_default(), warned(containing="uses the mean and variance of a micro-batch") as texts:
+        x, words = tf1.placeholder(tf.float32, [None, 3]), tf1.placeholder(tf.float32, [None, 2])
+        words = tf.sparse.from_dense(words) if is_sparse else words
+        value_and_gradients(loss, (x, words), micro_batch_size=2, **options)
+    assert len(texts) == is_named
+
+
 @pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("size", [2, 20])
@@ -508,7 +559,7 @@ def test_updates_other_than_those_of_batch_norm_are_refused(size):
         return squares(data, labels)
 
     with pytest.raises(ValueError, match="can't be taken over: .*outside of `function`, or without UPDATE_OPS"):
-        run_in_graph(in_micro_batches(counting, size))
+        run_in_graph(in_micro_batches(counting, size, **APART))
 
 
 @pytest.mark.slow
@@ -524,7 +575,7 @@ def test_batch_norm_that_updates_in_place_is_refused():
 
     for size in (3, 20):
         with pytest.raises(ValueError, match="in place.*leaving out `updates_collections=None`"):
-            run_in_graph(in_micro_batches(in_place, size))
+            run_in_graph(in_micro_batches(in_place, size, **APART))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -708,12 +759,13 @@ def test_a_loss_that_depends_on_no_variable_is_refused():
 @pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("rows", [N - 1, N + 1])
-def test_batches_of_different_lengths_are_refused_in_the_session(rows):
+@BOTH
+def test_batches_of_different_lengths_are_refused_in_the_session(options, rows):
     with tf.Graph().as_default(), tf1.Session() as session:
         fed = Fed()
-        value, _ = value_and_gradients(of_kernel, fed.data, micro_batch_size=3)
+        value, _ = value_and_gradients(of_kernel, fed.data, micro_batch_size=3, **options)
         session.run(tf1.global_variables_initializer())
-        with pytest.raises(tf.errors.InvalidArgumentError, match="must be the batch in all of them"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="accum: batch-axis"):
             session.run(value, {fed.x: X, fed.words: WORDS, fed.y: np.ones([rows, 2])})
 
 
@@ -751,7 +803,7 @@ def test_variables_that_the_function_changes_for_each_micro_batch_are_named(use_
 
     def ours(loss, x, variables):
         with pytest.warns(UserWarning, match="once for each micro-batch.*outside of `function`.*'count'"):
-            return accum.compat.v1.value_and_gradients(loss, x, variables, 2)[1]
+            return accum.compat.v1.value_and_gradients(loss, x, variables, 2, **APART)[1]
 
     assert abs(run(whole) - (1.0 - 2.0 * 2.5)) < 2e-6
     assert abs(run(ours) - run(whole)) > 1.0
@@ -765,7 +817,7 @@ def test_variables_that_are_changed_outside_of_the_function_are_not_named():
         weight = tf1.get_variable("w", initializer=1.0)
         with tf.control_dependencies([count.assign_add(1.0)]):
             counted = count.read_value()
-        accum.compat.v1.value_and_gradients(lambda x: tf.reduce_mean(x) * weight * counted, x, [weight], 2)
+        value_and_gradients(lambda x: tf.reduce_mean(x) * weight * counted, x, [weight], 2, **APART)
 
 
 @pytest.mark.slow
@@ -792,7 +844,7 @@ def test_each_use_of_a_layer_moves_its_averages_in_turn(use_resource):
             return tf.reduce_mean((normalized(x) * weight - 1.0) ** 2) + tf.reduce_mean((normalized(y) - weight) ** 2)
 
         batch = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.float32, [None, 5])
-        value_and_gradients(loss, batch, [weight], 4)
+        value_and_gradients(loss, batch, [weight], 4, **APART)
         moves = tf1.get_collection(KEYS.UPDATE_OPS)
         session.run(tf1.global_variables_initializer())
         session.run(moves, dict(zip(batch, (data, others))))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_slim as slim
 from optimizers import mainly
-from warned import silent
+from warned import silent, warned
 
 import accum.compat.v1
 
@@ -118,6 +118,7 @@ NETWORKS = [
     ),
 ]
 BATCH_NORM, ALL = {"whole_batch": "batch_norm"}, {"whole_batch": "all", "loss": cross_entropy}
+DEFAULT, APART = {}, {"whole_batch": ()}
 
 
 @pytest.mark.slow
@@ -129,7 +130,15 @@ def test_batch_normalisation_sees_the_whole_batch(network, fused, use_resource):
     """Weights and moving averages, whose updates stand in UPDATE_OPS as often as in the plain graph."""
     plain = trained(network, "plain", use_resource, fused=fused)
     assert apart(trained(network, ALL if fused else BATCH_NORM, use_resource, fused=fused), plain) < 2e-5
-    assert apart(trained(network, {}, use_resource, fused=fused), plain) > 1e-2
+    assert apart(trained(network, APART, use_resource, fused=fused), plain) > 1e-2
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_default_sees_the_whole_batch(network):
+    with warned(containing="[accum: ") as texts:
+        ours = trained(network, DEFAULT)
+    assert apart(ours, trained(network, "plain")) < 2e-5 and not texts
 
 
 @pytest.mark.law("L19")
@@ -162,8 +171,8 @@ def regularised(images):
 def test_a_loss_of_the_batch_sees_it_all_and_regularisation_once():
     plain = trained(regularised, "plain", loss=batch_dice)
     assert apart(trained(regularised, {"whole_batch": "all", "loss": batch_dice}), plain) < 2e-5
-    assert apart(trained(regularised, BATCH_NORM, loss=batch_dice), plain) < 2e-5
-    split = trained(regularised, {}, loss=batch_dice)
+    assert apart(trained(regularised, DEFAULT, loss=batch_dice), plain) < 2e-5
+    split = trained(regularised, APART, loss=batch_dice)
     assert apart((*split[:2], plain[2]), plain) > 1e-3
 
 
@@ -194,8 +203,8 @@ def test_partitioned_and_sparsely_read_variables():
             return [0.0], session.run(dense), {}
 
     plain = step("plain")
-    assert apart(step(BATCH_NORM), plain) < 2e-5
-    assert apart(step({}), plain) > 1e-2
+    assert apart(step(DEFAULT), plain) < 2e-5
+    assert apart(step(APART), plain) > 1e-2
 
 
 @pytest.mark.slow
@@ -218,19 +227,20 @@ def test_losses_with_several_denominators():
             if how == "plain":
                 value = loss(network(*data), *data)
                 pairs = tf1.train.Optimizer(False, "n").compute_gradients(value)
-            elif how == "split":
-                function = lambda ids, masked: loss(network(ids, masked), ids, masked)  # noqa: E731
-                value, pairs = accum.compat.v1.value_and_gradients(function, data, micro_batch_size=4)
+            elif "loss" in how:
+                value, pairs = accum.compat.v1.value_and_gradients(network, data, micro_batch_size=4, **how)
             else:
-                value, pairs = accum.compat.v1.value_and_gradients(network, data, micro_batch_size=4, loss=loss)
+                function = lambda ids, masked: loss(network(ids, masked), ids, masked)  # noqa: E731
+                value, pairs = accum.compat.v1.value_and_gradients(function, data, micro_batch_size=4, **how)
             session.run(tf1.global_variables_initializer())
             ((grad, var),) = pairs
             var.load(np.random.RandomState(5).normal(size=(12, 4)), session)
             loss_value, dense = session.run([value, tf.convert_to_tensor(grad)])
             return [loss_value], {var.op.name: dense}, {}
 
-    assert apart(step("whole"), step("plain")) < 2e-6
-    assert apart(step("split"), step("plain")) > 1e-2
+    assert apart(step({"loss": loss}), step("plain")) < 2e-6
+    assert apart(step(DEFAULT), step("plain")) < 2e-6
+    assert apart(step(APART), step("plain")) > 1e-2
 
 
 @pytest.mark.slow
@@ -298,7 +308,7 @@ def test_an_estimator_trains_on_whole_batches():
             outputs = lambda images, _: of_layers(images)
             mean = lambda images, labels: cross_entropy(of_layers(images), images, labels)
             value, pairs = accum.compat.v1.value_and_gradients(
-                outputs if params["how"] else mean, (features, labels), micro_batch_size=4, **params["how"]
+                outputs if "loss" in params["how"] else mean, (features, labels), micro_batch_size=4, **params["how"]
             )
         with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
             optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
@@ -315,7 +325,8 @@ def test_an_estimator_trains_on_whole_batches():
     plain = variables("plain")
     assert plain[1]["global_step"] == 4
     assert apart(variables(ALL), plain) < 2e-5
-    assert apart(variables({}), plain) > 1e-2
+    assert apart(variables(DEFAULT), plain) < 2e-5
+    assert apart(variables(APART), plain) > 1e-2
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -340,7 +351,7 @@ def weighted(images):
 
 @pytest.mark.slow
 @pytest.mark.law("L19")
-@pytest.mark.parametrize("whole_batch, is_same", [("batch_norm", True), ((), False)])
+@pytest.mark.parametrize("whole_batch, is_same", [(None, True), ("batch_norm", True), ((), False)])
 def test_what_examples_meet_in_is_computed_with_the_whole_batch(whole_batch, is_same):
     def scaled(images):
         with tf1.variable_scope("network", reuse=tf1.AUTO_REUSE):
@@ -384,6 +395,52 @@ def test_the_function_runs_once_for_the_batch():
             return projected(tf.identity(images))
 
     assert apart(trained(counting, ALL), trained(counting, "plain")) < 2e-5
+
+
+def by_python(images):
+    """The loss that examples meet in at once, with what no `split_batch` takes."""
+    spread = tf1.py_func(lambda values: values - values.mean(0), [images], tf.float32)
+    spread.set_shape(images.shape)
+    return tf.reduce_mean(projected(spread) ** 2) + tf.reduce_mean(tf.nn.tanh(projected(spread)))
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17", "L19")
+@pytest.mark.parametrize("is_branch", [False, True])
+@pytest.mark.parametrize("is_default", [True, False])
+def test_what_can_t_be_split_is_computed_at_once(is_branch, is_default):
+    """By default; whoever asks for it gets an error. In a branch, even what could be split elsewhere."""
+    data = np.random.RandomState(2).normal(size=(10, 6, 6, 2)).astype("float32")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        images = tf1.placeholder(tf.float32, [None, 6, 6, 2])
+        table = tf1.get_variable("projection", [2, 3])
+        function = weighted if is_branch else by_python
+
+        def ours(images):
+            with tf1.variable_scope("", reuse=True):
+                value, ((gradient, _),) = accum.compat.v1.value_and_gradients(
+                    function, images, [table], 4, whole_batch=None if is_default else "batch_norm"
+                )
+            return value, gradient
+
+        def split(images):
+            if not is_branch:
+                return ours(images)
+            nothing = lambda: (tf.constant(0.0), tf.zeros_like(table))  # noqa: E731
+            return tf1.cond(tf.reduce_sum(images) < 1e9, lambda: ours(images), nothing)
+
+        if not is_default:
+            with pytest.raises(ValueError, match="split_batch.*"):
+                split(images)
+            return
+        with pytest.warns(UserWarning, match=r"at once.*pass `whole_batch=\(\)`. The reason: .*accum: not-split"):
+            found = split(images)
+        with tf1.variable_scope("", reuse=True):
+            value = function(images)
+        session.run(tf1.global_variables_initializer())
+        full, (one, other) = session.run([[value, tf1.gradients(value, [table])[0]], found], {images: data})
+    np.testing.assert_allclose(one, full[0], rtol=2e-6)
+    np.testing.assert_allclose(other, full[1], atol=2e-6 * np.abs(full[1]).max())
 
 
 @pytest.mark.slow

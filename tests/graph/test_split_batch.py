@@ -1035,6 +1035,39 @@ def test_a_network_whose_examples_meet_at_once_is_refused():
 
 
 @pytest.mark.law("L17")
+def test_an_error_leaves_the_graph_as_it_was():
+    x, y = placeholders()
+    hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 4))
+    largest = tf1.get_variable("largest", [], initializer=tf1.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf1.assign(largest, tf.reduce_max(hidden))]):
+        hidden = tf.identity(hidden)
+    loss, _ = unusual_loss(dense(hidden, "last", 1), y)
+    inputs = {op.name: [one.name for one in op.inputs] for op in tf1.get_default_graph().get_operations()}
+    with pytest.raises(ValueError, match="can't keep the order"):
+        accum.compat.v1.split_batch(loss, (x, y), 6)
+    after = {op.name: [one.name for one in op.inputs] for op in tf1.get_default_graph().get_operations()}
+    assert {name: after[name] for name in inputs} == inputs
+
+
+@pytest.mark.slow
+@pytest.mark.law("L21")
+def test_a_loss_may_be_a_number_of_the_batch_and_of_weights():
+    """It has no rows to join, and nothing but a mean of data."""
+
+    def program(x, y):
+        loss, metric = perceptron(x, y)
+        return loss + tf.reduce_mean(x**2) * tf.reduce_sum(weight("scale", [4]) ** 2), metric
+
+    def alone(x, y):
+        return tf.reduce_mean(x**2) * weight("scale", []), tf.reduce_mean(y)
+
+    assert_same(trained(program, 6), trained(program))
+    x, y = placeholders()
+    with pytest.raises(ValueError, match="before any in which they may meet"):
+        accum.compat.v1.split_batch(alone(x, y)[0], (x, y), 6)
+
+
+@pytest.mark.law("L17")
 def test_a_number_that_is_known_before_is_not_what_examples_meet_in():
     x, y = placeholders()
     longest = tf.reduce_max(tf.cast(tf.abs(x[:, 0, 0]) * 3, tf.int32) % 5, name="longest") + 1
