@@ -10,7 +10,7 @@ seed, of the number of random operations before them, and of the example.
 
 import contextlib
 import re
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._batch import Size
@@ -132,8 +132,7 @@ class Draws:
       others: names of those whose numbers differ with the size of micro-batches.
       joins: whether what examples meet in is computed with the whole batch, so that an operation may draw for it.
       whole: if `joins`, the names of operations that draw for the whole batch; otherwise, they are in `others`.
-      drawn: tensors of the numbers of the examples.
-      shapes: of each of these, the tensor of its shape.
+      drawn: list of (tensor of the numbers of the examples, the tensor in whose place it is).
       size: the largest number of examples that are computed at once, if it is known.
     """
 
@@ -158,8 +157,7 @@ class Draws:
         self.others: List[str] = []
         self.joins = False
         self.whole: List[str] = []
-        self.drawn: List[tf.Tensor] = []
-        self.shapes: List[tf.Tensor] = []
+        self.drawn: List[Tuple[tf.Tensor, tf.Tensor]] = []
         self.size: Optional[int] = None
         self._fixed: List[tf.Tensor] = []  # numbers for more rows than that
         self._advancing: List[str] = []
@@ -199,6 +197,10 @@ class Draws:
         finally:
             self._rows = before
         self._warn()
+
+    def names(self) -> Dict[str, str]:
+        """Return `drawn` as a dict of the names of the tensors."""
+        return {numbers.name: source.name for numbers, source in self.drawn}
 
     def begin(self) -> None:
         """Draw the seed of the batch here, rather than where it is first needed."""
@@ -277,8 +279,7 @@ class Draws:
             )
         rows = self._drawn_rows(op)
         rows.set_shape(op.output.shape)
-        self.drawn.append(rows)
-        self.shapes.append(op.shape)
+        self.drawn.append((rows, op.output))
         return rows
 
     def _shuffled(self, op: RandomOp, is_shared: bool) -> tf.Tensor:
@@ -286,13 +287,13 @@ class Draws:
         (values,) = op.output.op.inputs
         self._own.setdefault(self.number, _tf.random_ops.own_seed(op.output.op))
         count = tf.shape(values)[:1]
-        numbers = op._replace(kind="RandomUniform", output=tf.zeros(count), shape=count)
+        output = tf.raw_ops.StatelessRandomUniform(shape=count, seed=[0, 0])
+        numbers = op._replace(kind="RandomUniform", output=output, shape=count)
         if is_shared:
             drawn = _tf.random_ops.draw("RandomUniform", count, self._source(numbers), *_numbers(numbers))
         else:
             drawn = self._drawn_rows(numbers)
-            self.drawn.append(drawn)
-            self.shapes.append(count)
+            self.drawn.append((drawn, output))
         shuffled = tf.gather(values, tf.argsort(drawn))
         shuffled.set_shape(op.output.shape)
         return shuffled

@@ -81,9 +81,13 @@ class _Graph:
         self._own = set(marks.own) | {tensor.op.name for tensor in moments}
         if are_means:  # what spreads a mean over the examples
             self._own |= {tensor.op.name for output in outputs for tensor in output.op.inputs}
-        rows = [*inputs, *marks.draws.drawn, *[part for *_, parts in marks.wholes for part in parts]]
+        rows = [*inputs, *[part for *_, parts in marks.wholes for part in parts]]
         given = {one.name: _rows.Rows(0, 1) for one in rows if _has_examples(one)}
-        self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given)
+        drawn = marks.draws.names()
+        self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
+        mixed = [name for name in self._found.meets if name in {key.partition(":")[0] for key in drawn}]
+        if mixed:
+            raise ValueError(f"numbers are drawn that are not one row for each example. Received: {mixed}.")
         self._ops = _tf.op_walks.ancestors([tensor.op for tensor in wanted])
         self._users: Dict[str, List[tf.Operation]] = {}
         for op in self._ops:

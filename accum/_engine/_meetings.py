@@ -32,12 +32,11 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     drawing = _drawing_for_all(trace, names)
     if drawing:
         return drawing
-    given = trace.inputs + trace.drawn + [part for mark in trace.wholes for part in mark.parts]
+    given = trace.inputs + [part for mark in trace.wholes for part in mark.parts]
     inputs = {key: OF_EXAMPLES for key in given if _has_examples(graph.get_tensor_by_name(key))}
-    shapes = [_name_of(key) for key in trace.drawn_shapes]
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients([], True)
-        found = _rows.analyse(graph, names + shapes + own.operations, inputs)
+        found = _rows.analyse(graph, names + own.operations, inputs, drawn=trace.drawn)
     except _rows.ConstantBatchSize as error:
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
@@ -45,10 +44,6 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     mixing = own.mixing(found)
     if mixing:
         return mixing
-    drawn = zip(trace.drawn, trace.drawn_shapes)
-    of_pairs = [_name_of(key) for key, shape in drawn if found.has_other_lengths_by_count(shape)]
-    if of_pairs:  # of each example, as many numbers as there are examples
-        return of_pairs
     levels = dict.fromkeys(trace.outputs if are_means else [], 1)
     own_ops = set(map(_name_of, moments))  # and what spreads a mean
     own_ops |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}

@@ -7,7 +7,7 @@ computation, and everything that it takes from elsewhere is a placeholder.
 """
 
 import contextlib
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _tf
 from accum._engine._draws import Draws
@@ -193,8 +193,7 @@ class Trace(NamedTuple):
       share, position, total, seed: as in `Marks`.
       draws: how many operations draw.
       whole_draws: names of those that draw for the whole batch.
-      drawn: of the random numbers of the examples.
-      drawn_shapes: of their shapes.
+      drawn: {of random numbers of the examples: of those in whose place they are}.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -220,8 +219,7 @@ class Trace(NamedTuple):
     seed: Key
     draws: int
     whole_draws: List[str]
-    drawn: List[Key]
-    drawn_shapes: List[Key]
+    drawn: Dict[Key, Key]
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -357,8 +355,7 @@ def _read(
         marks.seed.name,
         marks.draws.number,
         marks.draws.whole,
-        _names(marks.draws.drawn),
-        _names(marks.draws.shapes),
+        marks.draws.names(),
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],

@@ -14,7 +14,11 @@ GUESSES = [Guess(others, scalars) for others in (-194, 22, None) for scalars in 
 
 
 def analyse(
-    graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows], with_places: bool = False
+    graph: tf.Graph,
+    operations: Sequence[str],
+    inputs: Dict[str, Rows],
+    with_places: bool = False,
+    drawn: Optional[Dict[str, str]] = None,
 ) -> "Analysis":
     """Find the axis of the examples in each tensor of a graph.
 
@@ -23,13 +27,15 @@ def analyse(
       operations: names of the operations to look at; those from which they are computed are added.
       inputs: {name of a tensor: its `Rows`}, the batch.
       with_places: whether lookups in tables of several parts may be split, in which each micro-batch counts its rows.
+      drawn: {name of a tensor of random numbers: name of that in whose place they are}, whose shape tells which are
+        those of an example.
 
     Raises:
       ConstantBatchSize: if the number of examples is a constant of the graph.
     """
     failure: Optional[NotImported] = None
     for attempt in GUESSES:
-        flat = FlatGraph(graph, operations, inputs)
+        flat = FlatGraph(graph, operations, inputs, drawn or {})
         try:
             return Analysis(Decisions(graph, flat, inputs, attempt, with_places))
         except NotImported as error:
@@ -82,11 +88,6 @@ class Analysis:
         """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
         return self._decided.is_count(tensor_name)
 
-    def has_other_lengths_by_count(self, shape_name: str) -> bool:
-        """Whether a shape has lengths after the first that depend on how many examples there are."""
-        values = self._decided.values.get(shape_name)
-        return values is not None and any(list(value[1:]) != list(values[0][1:]) for value in values)
-
     def is_list(self, tensor_name: str) -> bool:
         """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
         state = self._states.get(tensor_name)
@@ -96,7 +97,7 @@ class Analysis:
     def counting(self) -> List[str]:
         """Names of operations on rows that take a number of examples as such, rather than as the length of an axis."""
         of_rows = [name for name, one in self._verdicts.items() if one.kind == "rows" or any(one.outputs)]
-        return [name for name in of_rows if self.counts_taken_by(name)]
+        return [name for name in of_rows if name not in self._decided.flat.drawn and self.counts_taken_by(name)]
 
     def counts_taken_by(self, op_name: str) -> List[tf.Tensor]:
         """Return the numbers of examples that an operation takes otherwise than as the length of an axis."""

@@ -76,6 +76,7 @@ class FlatGraph:
       graph: a `tf.Graph`.
       operations: names of operations.
       ends: keys of tensors that are given.
+      drawn: {key of random numbers: key of those in whose place they are}, of operations with one output.
 
     Attributes:
       units: list of lists of `Node`, each after what it takes, but for what a loop hands back.
@@ -84,9 +85,10 @@ class FlatGraph:
       written_out: the names of those that are functions, conditionals or loops, whose bodies are among the nodes.
     """
 
-    def __init__(self, graph: tf.Graph, operations: Sequence[str], ends: Iterable[Key]) -> None:
+    def __init__(self, graph: tf.Graph, operations: Sequence[str], ends: Iterable[Key], drawn: Dict[Key, Key]) -> None:
         graph_def = graph.as_graph_def()
         self._graph, self._ends = graph, set(ends)
+        self.drawn = {node_of(key): source for key, source in drawn.items()}
         self.versions = graph_def.versions
         self._protos = {node.name: node for node in graph_def.node}
         self.library = {function.signature.name: function for function in graph_def.library.function}
@@ -97,8 +99,9 @@ class FlatGraph:
         self.written_out: Set[str] = set()
         for name in self.users:
             proto = self._protos[name]
-            inputs, controls = self._split(proto.input)
-            self._add(self._node(name, proto, inputs, controls, name))
+            node = self._node(name, proto, *self._split(proto.input), name)
+            source = self.drawn.get(name)
+            self._add(node if source is None else Node(name, "IdentityN", [source], node.dtypes, name))
         self.units = _units(self._nodes)
 
     def definition(self, kind: str) -> Any:
@@ -123,6 +126,8 @@ class FlatGraph:
                 continue
             seen.add(name)
             inputs, controls = self._split(self._protos[name].input)
+            if name in self.drawn:
+                inputs, controls = [self.drawn[name]], []
             waiting.extend(node_of(key) for key in inputs if key not in self._ends)
             waiting.extend(controls)
         return [name for name in self._protos if name in seen]

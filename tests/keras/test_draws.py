@@ -532,6 +532,37 @@ def test_numbers_in_a_loaded_saved_model_are_those_of_plain_keras_or_named(optio
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+class DropsOfMatrix(layers.Layer):
+    """Drops entries of [examples, times, width] as a matrix, as code of BERT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.3)
+
+    def call(self, inputs, training=None):
+        matrix = self.dropout(tf.reshape(inputs, [-1, 2]), training=training)
+        return tf.reshape(matrix, [-1, 3, 2])
+
+
+@pytest.mark.tf("2.2")
+@pytest.mark.law("L20")
+@pytest.mark.parametrize("drop", [DropsOfMatrix, lambda: layers.TimeDistributed(layers.Dropout(0.3))])
+def test_numbers_for_each_time_of_each_example_do_not_keep_a_network_with_batch_norm_from_being_split(drop):
+    def make():
+        inputs = tf.keras.Input((6,))
+        hidden = layers.BatchNormalization()(layers.Reshape((3, 2))(inputs))
+        hidden = layers.BatchNormalization()(layers.Dense(4)(layers.Flatten()(drop()(hidden))))
+        return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+    assert_same(trained(make, micro_batch_size=5), trained(make, micro_batch_size=BATCH))
+    if IS_KERAS_3:
+        assert_same(trained(make, micro_batch_size=5), trained(make, plain=True))
+    model = accum.GradientAccumulateModel.from_model(make(), micro_batch_size=5)
+    model.compile("sgd", "mse")
+    with silent():
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
 class DrawsElsewhere(layers.Layer):
     """Draws in a way that is no function of the example."""
 
