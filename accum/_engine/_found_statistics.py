@@ -10,7 +10,7 @@ computed from the moments of the whole batch. Any other reduction over the examp
 combined with single examples again. Such reductions are reported by name.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._statistics import Moments, Normalization, with_bessel
@@ -146,10 +146,12 @@ class FoundStatistics:
         outputs = rule.normalized(values, whole.mean, whole.variance, scale, offset, epsilon)
         return dict(_of_fused(op, whole), **{op.outputs[0].name: tf.cast(outputs, op.outputs[0].dtype)})
 
-    def found(self) -> List["Statistics"]:
-        """Return the statistics in the graph, which stays as it is."""
-        statistics = [_statistics_of_fused(op) for op in self._ops if self._is_fused(op)]
-        return statistics + [_statistics_of_pair(pair) for pair in map(self._pair, self._ops) if pair is not None]
+    def found(self, among: Container[tf.Operation]) -> List["Statistics"]:
+        """Return the statistics that operations of `among` compute. The graph stays as it is."""
+        ops = [op for op in self._ops if op in among]
+        pairs = [pair for pair in map(self._pair, ops) if pair is not None]
+        pairs = [pair._replace(means=[mean for mean in pair.means if mean in among]) for pair in pairs]
+        return [_statistics_of_fused(op) for op in ops if self._is_fused(op)] + list(map(_statistics_of_pair, pairs))
 
     def _replace_pair(self, pair: _Pair, replaced: Dict[str, tf.Tensor]) -> Dict[str, tf.Tensor]:
         """Return {name of a mean or variance over a micro-batch: that of the batch}."""
@@ -270,11 +272,11 @@ class Statistics(NamedTuple):
     values: Callable[[Moments], Dict[Key, tf.Tensor]]
 
 
-def statistics_in(graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> List[Statistics]:
-    """Return the statistics over the first axis of what is computed from `inputs`."""
+def statistics_in(graph: tf.Graph, inputs: Sequence[tf.Tensor], among: Container[tf.Operation]) -> List[Statistics]:
+    """Return the statistics over the first axis of what is computed from `inputs`, by operations of `among`."""
     marks = Marks()
     marks.graph = graph
-    return FoundStatistics(marks, inputs).found()
+    return FoundStatistics(marks, inputs).found(among)
 
 
 def _statistics_of_fused(op: tf.Operation) -> Statistics:

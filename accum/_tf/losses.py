@@ -171,6 +171,16 @@ def elements_of_users_loss(call: LossCall) -> Any:
     return None if is_of_keras(call.loss) else call.loss.call(call.target, call.output)
 
 
+_MEANS = ("auto", "sum_over_batch_size", "mean")
+
+
+def divides_by_steps(call: LossCall) -> bool:
+    """Whether a loss divides by all time steps of sequences whose length is known only when a graph runs."""
+    is_of_sequences = isinstance(call.output, tf.Tensor) and call.output.shape.rank == 3
+    varies = is_of_sequences and not tf.executing_eagerly() and call.output.shape.as_list()[1] is None
+    return varies and getattr(call.loss, "reduction", None) in _MEANS
+
+
 def counted_by_losses(calls: List[LossCall]) -> List[Tuple[str, Optional[tf.Tensor]]]:
     """Return (name of the output, what each element counts) for each loss of a model: it divides by their sum.
 
@@ -307,7 +317,7 @@ def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.T
     mask = None if mask is None else tf.cast(mask, tf.float32)
     if loss.reduction == "mean_with_sample_weight":
         return mask if weights is None else _masked_weights(weights, mask)
-    if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
+    if loss.reduction not in _MEANS:
         return None
     if isinstance(output, tf.RaggedTensor):
         return _elements_of_ragged(output)

@@ -292,9 +292,9 @@ def may_assign_beside(graph: Any, spared: Iterable[tf.Tensor]) -> bool:
     return any(id(inside) in assigned and id(outside) not in kept for outside, inside in captures_of(graph))
 
 
-def assigned_variables(graph: Any) -> List[tf.Variable]:
-    """Return the variables to which the operations of a function's graph assign, but for branches and loops."""
-    handles = assigned_handles(graph, graph.get_operations())
+def assigned_variables(graph: Any, operations: Optional[Iterable[tf.Operation]] = None) -> List[tf.Variable]:
+    """Return the variables to which operations of a function's graph, or all of them, assign outside of branches."""
+    handles = assigned_handles(graph, graph.get_operations() if operations is None else operations)
     outside = {id(captured) for captured, inside in captures_of(graph) if id(inside) in handles}
     # What `graph.variables` returns is known only when the trace has ended.
     return [var for var in getattr(graph, "_watched_variables", ()) if id(getattr(var, "handle", None)) in outside]

@@ -301,8 +301,9 @@ class Inside:
         return is_loop or not any(self._uses_variable(op) for op in ops)
 
     def _hands_list_on(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
-        """Whether a list, such as what a loop iterates over, is taken by others, which need joined rows."""
-        lists = [tensor for tensor in op.outputs if self.analysis.is_list(tensor.name)]
+        """Whether others take what can't be joined: a list, as a loop iterates over, or rows in several blocks."""
+        blocks = [one for one in op.outputs if self.analysis.holds_rows(one.name) and not self.analysis.rows(one.name)]
+        lists = [tensor for tensor in op.outputs if self.analysis.is_list(tensor.name)] + blocks
         return any(user not in candidates and user in self.depending for one in lists for user in one.consumers())
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
@@ -339,7 +340,7 @@ class Inside:
     def _find(self) -> List[Statistics]:
         """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
         self.ops = self._proven(set())
-        statistics = statistics_in(self.graph, self.batch)
+        statistics = statistics_in(self.graph, self.batch, self.before_losses)
         barriers = {op for one in statistics for op in one.ops}
         for key, tensor in self.fed.items():  # which segments take by their first axis, and without a gradient
             is_computed = tensor.op in self.of_variables and tensor.dtype.base_dtype.is_floating
@@ -351,8 +352,11 @@ class Inside:
             return []
         if sum(map(self._uses_variable, used)) < sum(map(self._uses_variable, self.ops & self.before_losses)):
             return []  # loops before batch normalisation are worth more than what is behind it
+        found = [one for one in statistics if not used.isdisjoint(one.ops)]
+        if not all(used.issuperset(one.ops) for one in found):
+            return []  # the mean alone would be that of a micro-batch
         self.ops = used
-        return [one for one in statistics if set(one.ops) <= used]
+        return found
 
     def is_statistic(self, tensor: tf.Tensor) -> bool:
         return self.analysis.rows(tensor.name) is None and not self.analysis.is_size(tensor.name)

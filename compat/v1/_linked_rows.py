@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 from accum import _tf
 from accum._engine._gradients import divided
 from accum._engine._part import Key, Part
+from accum._engine._trace import is_differentiable
 from accum._tf import Gradient, tf
 from accum.compat.v1._batch_in_run import BatchInRun
 from accum.compat.v1._frontier import Edge, repoint
@@ -21,9 +22,6 @@ GRADIENT = "AccumSplitBatch"
 """The name under which the gradient of joined rows is registered, once for all graphs."""
 
 NO_GRADIENT = "AccumSplitBatchNoGradient"
-
-_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
-"""Integers of as many bytes as a floating-point number."""
 
 Gradients = Callable[[Sequence[Optional[tf.Tensor]]], List[Optional[Gradient]]]
 """A function of the gradients by joined rows, which returns those by the sources."""
@@ -73,7 +71,7 @@ class LinkedRows:
             unknown = [one for one in tensors if not one.shape.is_fully_defined()]
             require_shapes([one for one in unknown if one.op in inside.of_variables], "shape")
             self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
-        self._data = [one for one in inside.fed.values() if one.dtype.base_dtype.is_floating]
+        self._data = [one for one in inside.fed.values() if is_differentiable(one)]
         self.sources = self._weights + self._data
         self._is_once = bool(inside.given)  # what runs for other values must not wait for gradients
         self.joined: Dict[Key, tf.Tensor] = {}
@@ -83,8 +81,9 @@ class LinkedRows:
 
     def _can_be_source(self, tensor: tf.Tensor) -> bool:
         if tensor.dtype == tf.resource:
-            return tensor.op.type == "VarHandleOp" and _tf.graph_parts.dtype_of_handle(tensor).is_floating
-        return bool(tensor.dtype.base_dtype.is_floating) and tensor.op in self._inside.not_constant
+            dtype = _tf.graph_parts.dtype_of_handle(tensor)
+            return tensor.op.type == "VarHandleOp" and (dtype.is_floating or dtype.is_complex)
+        return is_differentiable(tensor) and tensor.op in self._inside.not_constant
 
     def link(self, joined: Sequence[tf.Tensor], gradients: Optional[Gradients]) -> None:
         """Give joined rows a gradient: those on the way to the losses together, the others each by itself.
@@ -98,7 +97,7 @@ class LinkedRows:
         if self._inside.given:
             others = self._run.with_other_values(list(rows_of))
             rows_of = {key: self._run.either(rows, others[key]) for key, rows in rows_of.items()}
-        floats = [one for one in self._frontier if one.dtype.base_dtype.is_floating]
+        floats = [one for one in self._frontier if is_differentiable(one)]
         of_losses = [one for one in floats if self._is_of_losses(one)]
         for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
             if group:
@@ -185,10 +184,9 @@ class LinkedRows:
 
         TensorFlow walks from variables to losses by floating-point tensors. Others end the walk.
         """
-        bits = _BITS.get(rows.dtype.size) if rows.dtype.is_floating else None
-        first = tf.identity(rows) if bits is None else tf.bitcast(rows, bits)
+        first = tf.bitcast(rows, _bits(rows)) if is_differentiable(rows) else tf.identity(rows)
         self._inlets[tensor.name] = Edge(first.op, 0)
-        return first if bits is None else tf.bitcast(first, rows.dtype)
+        return tf.bitcast(first, rows.dtype) if is_differentiable(rows) else first
 
     def _gradients(
         self, group: Sequence[tf.Tensor], upstream: Sequence[Optional[tf.Tensor]], sources: Sequence[tf.Tensor]
@@ -346,8 +344,12 @@ def _final(grad: Gradient, links: Sequence[tf.Tensor] = (), checks: Sequence[tf.
 
 def _hidden(value: tf.Tensor) -> tf.Tensor:
     """Return a tensor behind one of integers, at which TensorFlow ends its walk from variables to losses."""
-    bits = _BITS.get(value.dtype.size) if value.dtype.is_floating else None
-    return value if bits is None else tf.bitcast(tf.bitcast(value, bits), value.dtype)
+    return tf.bitcast(tf.bitcast(value, _bits(value)), value.dtype) if is_differentiable(value) else value
+
+
+def _bits(tensor: tf.Tensor) -> tf.DType:
+    """Return an integer dtype to which numbers can be cast bit by bit: one or, for complex128, two for each."""
+    return {2: tf.int16, 4: tf.int32}.get(tensor.dtype.size, tf.int64)
 
 
 @tf.RegisterGradient(NO_GRADIENT)

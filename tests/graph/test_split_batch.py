@@ -215,6 +215,43 @@ def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
 
 @pytest.mark.slow
 @pytest.mark.law("L21")
+def centred(x, y):
+    """Subtracts the mean of the batch; its variance is only logged, and so is another mean."""
+    hidden = tf.tensordot(x, weight("first", [4, 5]), 1)
+    mean, variance = tf.nn.moments(hidden, [0])
+    tf1.summary.histogram("variance", variance)
+    tf1.summary.histogram("mean", tf.reduce_mean(hidden, [0]))
+    outputs = dense(tf.reshape(tf.tanh(hidden - mean), [-1, 30]), "last", 1)
+    return tf.reduce_mean((outputs - y) ** 2), tf.reduce_mean(outputs)
+
+
+def normalised_and_centred(x, y):
+    """Has batch normalisation, with a second mean for a moving average, before something is centred."""
+    hidden = tf.tensordot(x, weight("before", [4, 4]), 1)
+    mean, variance = tf.nn.moments(hidden, [0, 1])
+    average = tf1.get_variable("average", [4], initializer=tf1.zeros_initializer(), trainable=False)
+    move = tf1.assign(average, 0.9 * average + 0.1 * tf.reduce_mean(hidden, [0, 1]))
+    tf1.add_to_collection(KEYS.UPDATE_OPS, move)
+    return centred((hidden - mean) / tf.sqrt(variance + 1e-3), y)
+
+
+def complex_filter(x, y):
+    """Learns a filter by its spectrum; complex rows meet in the loss."""
+    spectrum = tf.complex(weight("real", [4]), weight("imaginary", [4]))
+    filtered = tf.signal.ifft(tf.signal.fft(tf.cast(x, tf.complex64)) * spectrum)
+    outputs = dense(tf.reshape(tf.tanh(tf.math.real(filtered)), [-1, 24]), "last", 1)
+    power = tf.math.real(tf.reduce_mean(filtered * tf.math.conj(filtered)))
+    return tf.reduce_mean((outputs - y) ** 2) + 0.1 * power, power
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("program", [centred, normalised_and_centred, complex_filter])
+@pytest.mark.filterwarnings("ignore:`split_batch` computes")
+def test_what_a_part_of_a_program_sees_of_the_batch(program, size):
+    assert_same(trained(program, size), trained(program))
+
+
 @pytest.mark.parametrize("gate", [tf1.train.Optimizer.GATE_NONE, tf1.train.Optimizer.GATE_OP])
 def test_gradients_by_the_data_are_computed_only_where_somebody_asks(gate):
     """As in the plain program, although optimizers compute all gradients of an operation before they use one."""

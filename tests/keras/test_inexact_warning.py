@@ -59,7 +59,50 @@ def in_a_static_graph():
         accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2).minimize(loss)
 
 
+class Averages(tf.keras.Model):
+    """Averages its weights after each update, in an object that Keras does not track."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+        self.average = tf.train.ExponentialMovingAverage(0.9)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        kernel = self.dense.kernel
+        self.average.apply([kernel if isinstance(kernel, tf.Variable) else kernel.value])
+        return {"loss": loss}
+
+
+def averaging():
+    model = Averages()
+    model(X)
+    return model
+
+
+def with_an_average_that_keras_does_not_track():
+    fitted(from_model(averaging(), 2), None)
+
+
+def with_batches_of_different_lengths():
+    texts = tf.data.Dataset.from_tensor_slices([2, 5, 3, 4]).map(
+        lambda length: (tf.ones([length, 1]), tf.ones([length, 2]))
+    )
+    model = from_model(tf.keras.Sequential([tf.keras.Input((None, 1)), layers.Dense(2)]), 2)
+    model.compile("sgd", "mse")
+    model.fit(texts.padded_batch(2, ([None, 1], [None, 2])), verbose=0)
+
+
 KERAS = [
+    with_an_average_that_keras_does_not_track,
+    with_batches_of_different_lengths,
     with_batch_norm,
     with_a_sum,
     with_a_layer_that_counts_its_calls,
@@ -74,6 +117,13 @@ def test_a_program_that_forbids_what_is_inexact_ends_with_the_warning_as_an_erro
     with silent(accum.InexactWarning):
         with pytest.raises(accum.InexactWarning):
             program()
+
+
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("options", [{"nonfinite": "skip_cycle"}, {"use_agc": True, "clip_factor": 1e6}])
+def test_an_option_of_the_update_makes_no_cycle_of_several_batches(options):
+    with silent():
+        fitted(from_model(averaging(), micro_batch_size=3, **options), None)
 
 
 @pytest.mark.tf("2.2")

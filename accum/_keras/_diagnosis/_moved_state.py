@@ -1,6 +1,6 @@
 """Warnings of state that changes once for each micro-batch, where the full batch would change it once."""
 
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -45,8 +45,13 @@ class StateWatch:
         else:
             self._count = len(self._graph.get_operations())
 
-    def warn_of_changes(self) -> None:
-        """Warn if a variable has changed, or will change, since this object was created."""
+    def warn_of_changes(self, beside: Callable[[int], List[tf.Operation]] = lambda count: []) -> None:
+        """Warn if a variable has changed, or will change, since this object was created.
+
+        Args:
+          beside: function that returns the operations of the graph behind a number of them, but for what optimizers do;
+            these may assign to variables that no attribute of the model holds.
+        """
         if self._graph is None:
             watched = self._variables + self._norms
             now = [_tf.variables.native(var).numpy() for var in watched]
@@ -72,10 +77,21 @@ class StateWatch:
                 if id(inside[id(var)]) in in_branches - handles
                 and not any(cycle.accumulator_of(_tf.variables.native(var)) for cycle in cycles)
             ]
+            changed += self._held_elsewhere(_tf.op_walks.assigned_variables(graph, beside(self._count)))
             means = _moving_means(self._model)
             norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
         _warn_of(self._model, _names_of(changed))
         _note_batch_norms(self._model, norms)
+
+    def _held_elsewhere(self, variables: Sequence[tf.Variable]) -> List[tf.Variable]:
+        """Return those of `variables` that no attribute of the model or of a layer holds, such as a global average."""
+        known = [*self._variables, *_expected(self._model), *_tf.steps.seeds_without_model()]
+        weight = self._model._accum.weight.variable
+        known += [] if weight is None else [weight]
+        for optimizer in self._model._accum.optimizers:  # loss scales, which count steps
+            known += _tf.inner_optimizer.variables_of(optimizer)
+        handles = {id(_handle_of(var)) for var in known}
+        return [var for var in variables if id(_handle_of(var)) not in handles]
 
 
 def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
@@ -135,7 +151,7 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
 def _makes_cycles(model: tf.keras.Model) -> bool:
     """Whether an update counts several batches."""
     optimizers = map(_tf.optimizers.without_loss_scale, model._accum.optimizers or ())
-    return not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
+    return any(internals_of(optimizer).may_take_several for optimizer in optimizers)
 
 
 def _candidates(model: tf.keras.Model) -> List[tf.Variable]:

@@ -44,6 +44,20 @@ def warn_of_losses_of_batch(model: tf.keras.Model) -> None:
         )
 
 
+def warn_of_lengths(model: tf.keras.Model) -> None:
+    """Warn once of the compiled losses that have just been computed if they divide by padding of any length."""
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    outputs = container.of_all_steps if isinstance(container, ReportingLoss) else []
+    if outputs and model._accum.is_first_time(f"lengths: {id(container)}"):
+        _check.warn(
+            "A loss divides by all time steps, padding included, and the batches of a cycle may be padded to different "
+            "lengths, unlike the full batch: pad all to the same length, which the shapes of the data then show, or "
+            "pass larger batches and `micro_batch_size` in place of `accum_steps`. Received: outputs "
+            f"{_check.shown(outputs)}. [accum: loss-counts]",
+            _check.InexactWarning,
+        )
+
+
 def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
     """Warn once of losses that layers have just added, and Keras adds up over fewer examples than the full batch has.
 

@@ -91,7 +91,7 @@ class Internals:
 
     def warn_of_changed_gradients(self, grads: Sequence[Gradient]) -> None:
         """Warn once of what the current graph does to gradients that has to be done to those of the full batch."""
-        if not self.looks_for_changes or tf.executing_eagerly() or self.is_passthrough:
+        if not self.looks_for_changes or tf.executing_eagerly() or not self.may_take_several:
             return
         changes = _tf.gradient_changes
         found = changes.nonlinear_changes(grads, changes.is_of_tape)

@@ -4,7 +4,7 @@ A `Collector` takes over their gradients, for the whole batch. A `TrainStep` che
 """
 
 import contextlib
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -153,6 +153,7 @@ class TrainStep:
         self._stack = contextlib.ExitStack()
         # For each call: (optimizer, its variables, which variables have been read since the call)
         self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
+        self._made: Set[tf.Operation] = set()  # while optimizers were called, in the graph of the step
 
     @property
     def is_traced(self) -> bool:
@@ -179,9 +180,18 @@ class TrainStep:
           ValueError: as `note` does.
         """
         self.note(optimizer)
+        before = len(self._operations())
         yield
+        self._made.update(self._operations()[before:])
         reads = self._stack.enter_context(_tf.watching.VariableReads())
         self._read_since.append((optimizer, [var for _, var in grads_and_vars], reads))
+
+    def operations_beside(self, count: int) -> List[tf.Operation]:
+        """Return the operations of the step's graph behind the first `count`, but for those of optimizers' calls."""
+        return [op for op in self._operations()[count:] if op not in self._made]
+
+    def _operations(self) -> List[tf.Operation]:
+        return [] if self._graph is None else self._graph.get_operations()
 
     def note(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Record that an accumulating optimizer begins a micro step.
@@ -189,7 +199,7 @@ class TrainStep:
         Raises:
           ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
         """
-        if self.collector is not None or not internals_of(optimizer).is_passthrough:
+        if self.collector is not None or internals_of(optimizer).may_take_several:
             self._warn_of_order(optimizer)
         path = _tf.graphs.graphs_within(self._graph)
         _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
@@ -238,7 +248,7 @@ class TrainStep:
                 )
 
     def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
-        if self.collector is not None or not internals_of(optimizer).is_passthrough:
+        if self.collector is not None or internals_of(optimizer).may_take_several:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
                 "One cycle would mix gradients for different weights, unlike any full batch. Instead, pass "
@@ -270,7 +280,7 @@ class TrainStep:
     def _runs_once(self) -> bool:
         """Whether the step runs for the full batch, and nothing but the optimizers themselves has to know of a call."""
         is_alone = self.collector is None and self._gate is None and self.weight_of_replica is None
-        return is_alone and all(internals_of(optimizer).is_passthrough for optimizer in self._optimizers)
+        return is_alone and not any(internals_of(optimizer).may_take_several for optimizer in self._optimizers)
 
     def check(self, may_call_none: bool, followed: Optional[tf.keras.optimizers.Optimizer]) -> None:
         """Raise if no accumulating optimizer was called, or if one was called several times through a `tf.function`.

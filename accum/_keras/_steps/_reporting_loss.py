@@ -25,6 +25,7 @@ class ReportingLoss:
       container: the same.
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
+      of_all_steps: outputs whose losses divide by all time steps, of which batches may have different numbers.
       calls: for each of the losses that were last computed, (itself, `TensorSpec` of its target, of its output).
     """
 
@@ -36,6 +37,7 @@ class ReportingLoss:
         self._report = report
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
+        self.of_all_steps: List[str] = []
         self.calls: List[Tuple[Any, tf.TensorSpec, tf.TensorSpec]] = []
         # Replica -> what calls in its current train step have reported and returned.
         self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
@@ -89,6 +91,8 @@ class ReportingLoss:
             return total
         self.calls = [(one.loss, _spec(one.target), _spec(one.output)) for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
+        apart = {name for name, one in named if one is not None}
+        self.of_all_steps = [one.name for one in calls if one.name not in apart and _tf.losses.divides_by_steps(one)]
         counted = [one for _, one in named]
         if counted and not any(one is None for one in counted):
             # Exact if all outputs share the same mask and weights.

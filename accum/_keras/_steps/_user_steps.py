@@ -7,6 +7,7 @@ from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
+    warn_of_lengths,
     warn_of_losses_of_batch,
     warn_of_summed_losses,
     warn_of_sums_in_batch,
@@ -56,7 +57,7 @@ class UserSteps:
         """
         model, function = self.model, self.of_class_or_user("train_step")
         optimizers = accumulating_optimizers(model)
-        is_cycle = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
+        is_cycle = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
         watch = StateWatch.of_cycle(model, optimizers) if is_cycle and collector is None else None
         train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector, gate)
         with contextlib.ExitStack() as stack:
@@ -73,7 +74,7 @@ class UserSteps:
                 stack.enter_context(container.of_train_step())
             logs = self.run("train_step", data)
         if watch is not None:
-            watch.warn_of_changes()
+            watch.warn_of_changes(train_step.operations_beside)
         self._check(train_step, optimizers)
         if self._splits_losses or is_cycle:
             is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
@@ -81,6 +82,7 @@ class UserSteps:
             warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)
         if is_cycle:
             warn_of_losses_of_batch(model)
+            warn_of_lengths(model)
         warn_of_sums_in_cycle(model, optimizers)
         if self._splits_losses:
             warn_of_sums_in_batch(model, function, self.sums_losses)
