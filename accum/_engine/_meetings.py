@@ -29,7 +29,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
     names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
-    drawing = _drawing_for_all(trace, names)
+    drawing = drawing_for_all(trace, names)
     if drawing:
         return drawing
     given = trace.inputs + [part for mark in trace.wholes for part in mark.parts]
@@ -58,7 +58,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
 
 
-def _drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
+def drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
     """Return the names of operations, needed for others, that draw something else than numbers for each example.
 
     A function that draws may have been traced before, where nobody has seen it.

@@ -12,7 +12,7 @@ from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import divided
 from accum._engine._joined_rows import join_rows
 from accum._engine._linked_gradient import with_gradient
-from accum._engine._meetings import meetings
+from accum._engine._meetings import drawing_for_all, meetings
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._replicas import replica_number
 from accum._engine._segments import NOT_BATCHED, SegmentedFunction, Segments, with_examples
@@ -100,7 +100,7 @@ def segments_of(
     if unknown and refuses_meetings:
         raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
     if unknown and replica_number() == 0:  # the others compute the same
-        if set(unknown) <= set(made.graph.trace.whole_draws):
+        if set(unknown) <= set(drawing_for_all(made.graph.trace, unknown)):
             warn_of_others(unknown)
             return made
         _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)

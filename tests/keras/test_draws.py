@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
-from warned import silent
+from warned import silent, warned
 
 import accum
 import accum.compat.v1
@@ -530,6 +530,24 @@ def test_numbers_in_a_loaded_saved_model_are_those_of_plain_keras_or_named(optio
     model.compile("sgd", "mse")
     with pytest.warns(accum.InexactWarning, match="draw random numbers that differ with the size of micro-batches"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.tf("2.3")
+def test_numbers_in_a_loaded_saved_model_are_the_reason_that_is_given_with_an_explicit_whole_batch(tmp_path):
+    holder = tf.Module()
+    holder.noise = tf.function(times_noise.python_function, input_signature=[tf.TensorSpec([None, 6])])
+    tf.saved_model.save(holder, str(tmp_path))
+    loaded, weight = tf.saved_model.load(str(tmp_path)), tf.Variable(1.0)
+
+    @tf.function
+    def step(x):
+        function = lambda x: tf.reduce_mean(weight * loaded.noise(x))
+        options = {"micro_batch_size": 5, "whole_batch": "batch_norm"}
+        return accum.value_and_gradients(function, [x], [weight], **options)
+
+    with warned(category=accum.InexactWarning) as texts:
+        step(tf.constant(X))
+    assert texts and all("draw random numbers" in text for text in texts)
 
 
 class DropsOfMatrix(layers.Layer):
