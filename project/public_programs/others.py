@@ -232,7 +232,9 @@ PROGRAMS = {
         wavenet,
         added=1,
         note="`train.py` is one function around files of audio, so its `minimize` is called from here. librosa, which "
-        "reads them, is not installed; an empty module stands in for it",
+        "reads them, is not installed; an empty module stands in for it. Its tensors take less than 1 MB: the memory "
+        "of its steps is that of TensorFlow's gradients of convolutions, about 20 MB each, of which one or two run at "
+        "a time",
         evaluates="`predict_proba`",
     ),
     "deepspeech": Program(
