@@ -5,8 +5,8 @@
 
 The batch has 64 examples, that of ResNet-50 32, and micro-batches have 4. Tensors are the most memory that TensorFlow
 allocates at a time in a step. Resident memory is the peak beyond that of the built graph with its variables, in a
-process that makes two steps. Times are seconds of the processor: of building the graph,
-and the median of steps that take turns in one process. With `--smoke`, sizes are tiny.
+process that makes two steps. Times are seconds of the processor: of building the graph, and the median of steps that
+take turns in one process. With `--smoke`, sizes are tiny.
 """
 
 import argparse

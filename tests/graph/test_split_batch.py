@@ -213,8 +213,6 @@ def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
     assert_same(trained(program, 6, batch=batch), trained(program, batch=batch))
 
 
-@pytest.mark.slow
-@pytest.mark.law("L21")
 def centred(x, y):
     """Subtracts the mean of the batch; its variance is only logged, and so is another mean."""
     hidden = tf.tensordot(x, weight("first", [4, 5]), 1)
@@ -252,6 +250,8 @@ def test_what_a_part_of_a_program_sees_of_the_batch(program, size):
     assert_same(trained(program, size), trained(program))
 
 
+@pytest.mark.slow
+@pytest.mark.law("L21")
 @pytest.mark.parametrize("gate", [tf1.train.Optimizer.GATE_NONE, tf1.train.Optimizer.GATE_OP])
 def test_gradients_by_the_data_are_computed_only_where_somebody_asks(gate):
     """As in the plain program, although optimizers compute all gradients of an operation before they use one."""

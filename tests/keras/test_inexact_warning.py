@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import from_model
+from replicas import mirrored
 from warned import silent
 
 import accum
@@ -87,22 +88,15 @@ def averaging():
     return model
 
 
-def with_an_average_that_keras_does_not_track():
-    fitted(from_model(averaging(), 2), None)
-
-
-def with_batches_of_different_lengths():
-    texts = tf.data.Dataset.from_tensor_slices([2, 5, 3, 4]).map(
-        lambda length: (tf.ones([length, 1]), tf.ones([length, 2]))
-    )
+def fitted_to_texts(loss):
+    lengths = tf.data.Dataset.from_tensor_slices([2, 5, 3, 4])
+    texts = lengths.map(lambda length: (tf.ones([length, 1]), tf.ones([length, 2])))
     model = from_model(tf.keras.Sequential([tf.keras.Input((None, 1)), layers.Dense(2)]), 2)
-    model.compile("sgd", "mse")
+    model.compile("sgd", loss)
     model.fit(texts.padded_batch(2, ([None, 1], [None, 2])), verbose=0)
 
 
 KERAS = [
-    with_an_average_that_keras_does_not_track,
-    with_batches_of_different_lengths,
     with_batch_norm,
     with_a_sum,
     with_a_layer_that_counts_its_calls,
@@ -117,6 +111,44 @@ def test_a_program_that_forbids_what_is_inexact_ends_with_the_warning_as_an_erro
     with silent(accum.InexactWarning):
         with pytest.raises(accum.InexactWarning):
             program()
+
+
+@pytest.mark.tf("2.2")
+def test_an_average_that_keras_does_not_track_is_named():
+    with pytest.warns(accum.InexactWarning, match="changed-variables"):
+        fitted(from_model(averaging(), 2), None)
+
+
+@pytest.mark.tf("2.2")
+def test_batches_of_different_lengths_are_named_if_the_loss_divides_by_their_padding():
+    with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
+        fitted_to_texts("mse")
+    with silent(accum.InexactWarning):
+        fitted_to_texts(lambda y, outputs: tf.reduce_sum((y - outputs) ** 2, axis=[1, 2]))
+
+
+class Decorated(tf.keras.Model):
+    @tf.function
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("program", ["accumulating batch norm", "decorated", "two replicas"])
+def test_what_only_accum_and_keras_change_is_not_named(program):
+    with silent(accum.InexactWarning), mirrored().scope() if program == "two replicas" else tf.name_scope("one"):
+        inputs = tf.keras.Input((3,))
+        norm = layers.BatchNormalization() if program == "accumulating batch norm" else layers.Activation("tanh")
+        outputs = layers.Dense(2)(norm(layers.Dense(4)(inputs)))
+        model = (Decorated if program == "decorated" else tf.keras.Model)(inputs, outputs)
+        if program == "accumulating batch norm":
+            model = accum.replace_batchnorm_layers(model, accum_steps=2)
+        model = from_model(model, 2)
+        fitted(model, metrics=None if program == "decorated" else ["mae"])
 
 
 @pytest.mark.tf("2.2")

@@ -187,7 +187,12 @@ class TrainStep:
         self._read_since.append((optimizer, [var for _, var in grads_and_vars], reads))
 
     def operations_beside(self, count: int) -> List[tf.Operation]:
-        """Return the operations of the step's graph behind the first `count`, but for those of optimizers' calls."""
+        """Return the operations of the step's graph behind the first `count`, but for those of optimizers' calls.
+
+        None if that can't be told: replicas share a graph, and a function holds the optimizer's with the user's.
+        """
+        if not self._calls or self.calls_through_function or _replicas.count() > 1:
+            return []
         return [op for op in self._operations()[count:] if op not in self._made]
 
     def _operations(self) -> List[tf.Operation]:
