@@ -43,7 +43,7 @@ class Inside:
       before_losses: the operations from which the losses are computed.
       ends: what `outputs` are.
       before_outputs: the operations from which these are computed.
-      trusted: operations that accum does not know, of which `outputs` says that they keep examples apart.
+      trusted: unknown operations before `outputs`, which are taken to keep examples apart.
       steps: names of optimizers' operations that are computed from the batch.
       constant: an operation that takes a constant number of examples, or None.
       analysis: where the examples lie in each tensor.

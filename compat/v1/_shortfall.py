@@ -44,7 +44,7 @@ def require_gain(inside: Inside, rows: Container[str]) -> None:
 
 
 def require_shapes(unknown: Sequence[tf.Tensor], what: str) -> None:
-    """Raise if there are tensors of which `what` is unknown."""
+    """Raise if any tensor is passed. `what` says which property of them is unknown, such as the number of axes."""
     if unknown:
         raise ValueError(
             f"The {what} of each tensor that is split must be known: set the shape of what it is computed from. "

@@ -88,12 +88,12 @@ def averaging():
     return model
 
 
-def fitted_to_texts(loss):
+def fitted_to_texts(loss, *head, shape=(2,), value=1.0):
     lengths = tf.data.Dataset.from_tensor_slices([2, 5, 3, 4])
-    texts = lengths.map(lambda length: (tf.ones([length, 1]), tf.ones([length, 2])))
-    model = from_model(tf.keras.Sequential([tf.keras.Input((None, 1)), layers.Dense(2)]), 2)
+    texts = lengths.map(lambda length: (tf.ones([length, 1]), tf.fill([length, *shape], value)))
+    model = from_model(tf.keras.Sequential([tf.keras.Input((None, 1)), layers.Dense(4), *head]), 2)
     model.compile("sgd", loss)
-    model.fit(texts.padded_batch(2, ([None, 1], [None, 2])), verbose=0)
+    model.fit(texts.padded_batch(2, ([None, 1], [None, *shape])), verbose=0)
 
 
 KERAS = [
@@ -121,10 +121,18 @@ def test_an_average_that_keras_does_not_track_is_named():
 
 @pytest.mark.tf("2.2")
 def test_batches_of_different_lengths_are_named_if_the_loss_divides_by_their_padding():
-    with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
-        fitted_to_texts("mse")
+    for head, shape in [([], (4,)), ([layers.Dense(1), layers.Reshape((-1,))], ())]:
+        with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
+            fitted_to_texts("mse", *head, shape=shape)
     with silent(accum.InexactWarning):
-        fitted_to_texts(lambda y, outputs: tf.reduce_sum((y - outputs) ** 2, axis=[1, 2]))
+        fitted_to_texts(lambda y, outputs: tf.reduce_sum((y - outputs) ** 2, axis=[1, 2]), shape=(4,))
+
+
+@pytest.mark.tf("2.16", keras=3, because="Keras 2 has no CTC loss")
+@pytest.mark.parametrize("loss", ["ctc", "CTC"])
+def test_a_loss_with_a_number_for_each_example_does_not_divide_by_time_steps(loss):
+    with silent(accum.InexactWarning):
+        fitted_to_texts(loss if loss == "ctc" else tf.keras.losses.CTC(), layers.Softmax(), shape=(), value=1)
 
 
 class Decorated(tf.keras.Model):

@@ -135,13 +135,12 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
     names = [name for name in names if name not in model._accum.told_of_state]
     if names:
         model._accum.told_of_state += names
-        other_way = "or where `has_stepped` of the optimizer is true"
-        if _makes_cycles(model):
-            pass
-        elif model._accum.whole_batch:
+        if not _makes_cycles(model) and model._accum.whole_batch:
             other_way = "or in the train step"
-        elif model._accum.size.splits:
+        elif not _makes_cycles(model) and model._accum.size.splits:
             other_way = "or in the train step without `whole_batch=()`, where it runs once per batch"
+        else:
+            other_way = "or where `has_stepped` of the optimizer is true"
         _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "

@@ -25,7 +25,7 @@ class ReportingLoss:
       container: the same.
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
-      of_all_steps: outputs whose losses divide by all time steps, of which batches may have different numbers.
+      of_all_steps: outputs whose losses divide by all time steps, padding included, in sequences of unknown length.
       calls: for each of the losses that were last computed, (itself, `TensorSpec` of its target, of its output).
     """
 
