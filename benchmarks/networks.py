@@ -1,7 +1,7 @@
 """Measure `whole_batch` on networks that people use, beside plain Keras and plain splitting.
 
     python benchmarks/networks.py run [--size small] [--network U-Net ResNet50] [--json FILE]
-    python benchmarks/networks.py gpu [--json FILE]      # on a GPU: all that a GPU makes different, in ten minutes
+    python benchmarks/networks.py gpu [--json FILE]      # on a GPU: all that a GPU makes different, in 15 minutes
     python benchmarks/networks.py table FILES            # print the tables of `--json` files again
     python benchmarks/networks.py pages [--write]        # print what README.md and docs/ should show, or write it
 
@@ -360,7 +360,7 @@ def parser():
     running.add_argument("--rounds", type=int, default=5, help="later steps of each run; default: 5")
     running.add_argument("--steps", type=int, default=3, help="of a process that measures memory; default: 3")
     running.add_argument("--eager", action="store_true", help="compile with run_eagerly=True")
-    for each in (running, commands.add_parser("gpu", help="measure on a GPU, in about ten minutes")):
+    for each in (running, commands.add_parser("gpu", help="measure on a GPU, in about 15 minutes")):
         each.add_argument("--smoke", action="store_true", help="use tiny sizes, only to see whether everything runs")
         each.add_argument("--json", metavar="FILE", help="file for the results")
     commands.add_parser("table", help="print the tables of results").add_argument("files", nargs="+")

@@ -6,7 +6,7 @@
 The batch has 64 examples, that of ResNet-50 32, and micro-batches have 4. Tensors are the most memory that TensorFlow
 allocates at a time in a step. Resident memory is the peak beyond that of the built graph with its variables, in a
 process that makes two steps. Times are seconds of the processor: of building the graph, and the median of steps that
-take turns in one process. With `--smoke`, sizes are tiny.
+take turns in one process. On a GPU, steps take seconds on the wall. With `--smoke`, sizes are tiny.
 """
 
 import argparse
@@ -142,13 +142,15 @@ class Program:
         return float(self._session.run([self._loss, self._train_op], self._fed)[0])
 
     def tensors_mib(self):
-        """The most memory that TensorFlow allocates at a time in a step."""
+        """The most memory that TensorFlow allocates at a time in a step, on the GPU if there is one."""
         import tensorflow as tf
 
         options, told = tf.compat.v1.RunOptions(trace_level=3), tf.compat.v1.RunMetadata()
         self._session.run(self._train_op, self._fed, options, told)
         nodes = [node for device in told.step_stats.dev_stats for node in device.node_stats]
-        records = [record for node in nodes for one in node.memory for record in one.allocation_records]
+        memory = [one for node in nodes for one in node.memory]
+        memory = [one for one in memory if one.allocator_name.startswith("GPU")] or memory
+        records = [record for one in memory for record in one.allocation_records]
         held = peak = 0
         for record in sorted(records, key=lambda record: record.alloc_micros):
             held += record.alloc_bytes
@@ -177,8 +179,10 @@ def measure_memory(task):
 
 def measure_time(task):
     import numpy as np
+    import tensorflow as tf
     from measuring import machine
 
+    clock = time.perf_counter if tf.config.experimental.list_physical_devices("GPU") else time.process_time
     programs = {run: Program(task["network"], run, task["smoke"]) for run in (FULL, SPLIT)}
     programs[SPLIT].begin_with(programs[FULL].weights())
     losses = [programs[run].step() for run in (FULL, SPLIT)]  # which prepares the graph
@@ -186,9 +190,9 @@ def measure_time(task):
     seconds = {FULL: [], SPLIT: []}
     for number in range(task["rounds"]):
         for run in random.Random(number).sample([FULL, SPLIT], 2):
-            start = time.process_time()
+            start = clock()
             programs[run].step()
-            seconds[run].append(time.process_time() - start)
+            seconds[run].append(clock() - start)
     return {
         "seconds": seconds,
         "built": {run: [program.build_seconds, program.graph_mib] for run, program in programs.items()},

@@ -738,7 +738,6 @@ def test_gradients_have_the_dtype_of_their_variables():
         ({"data": ({"x": tf1.zeros_like}, 3)}, ValueError, "There is no batch to split"),
         ({"data": ({"x": np.zeros([3, 4])}, np.zeros([2, 2]))}, ValueError, "first axes of lengths [2, 3]"),
     ],
-    ids=str,
 )
 def test_bad_arguments_are_refused(options, error, words):
     with tf.Graph().as_default(), pytest.raises(error) as caught:
