@@ -122,6 +122,45 @@ class ForwardBackward(tf.keras.Model):
         return {"loss": consumed(loss, tape.gradient(loss, weights))[0]}
 
 
+class TutorialModel(tf.keras.Model):
+    """The train step of many tutorials: accumulators, and a `tf.cond` at the end of a cycle."""
+
+    def accumulate(self, accum_steps):
+        self._steps, self._count = accum_steps, tf.Variable(0, trainable=False)
+        self._sums = [tf.Variable(tf.zeros(weight.shape), trainable=False) for weight in self.trainable_weights]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=self(x, training=True))
+            loss = tf.reduce_mean(losses)
+        weights = [w if isinstance(w, tf.Variable) else w.value for w in self.trainable_weights]
+        for total, grad in zip(self._sums, tape.gradient(loss, weights)):
+            total.assign_add(grad / self._steps)
+        tf.cond(tf.equal(self._count.assign_add(1) % self._steps, 0), self._make_step, lambda: None)
+        return {"loss": loss}
+
+    def _make_step(self):
+        self.optimizer.apply_gradients(list(zip(self._sums, self.trainable_weights)))
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+
+
+class ByHand(Fit):
+    """`TutorialModel` in `fit`."""
+
+    def _make_model(self, inputs, outputs):
+        model = TutorialModel(inputs, outputs)
+        model.accumulate(self.accum_steps)
+        return model
+
+    def _make_optimizer(self, name):
+        made = super()._make_optimizer(name)
+        if hasattr(made, "build"):  # not within `tf.cond`
+            made.build(self._model.trainable_variables)
+        return made
+
+
 class LimitInFit(Fit):
     """The limit including Keras: forward and backward passes in a `fit` that makes no step, and bare applies."""
 
@@ -148,6 +187,7 @@ def implementations():
     """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "accum, optimizer": (OurOptimizer, None)}
     found["an update every micro-batch"] = (Plain, None)
+    found["by hand"] = (ByHand, None)
     found["limit in fit"] = (LimitInFit, "no gpu")
     found["gradient-accumulator, model"] = (GradientAccumulatorModel, "gradient_accumulator")
     found["gradient-accumulator, optimizer"] = (GradientAccumulatorOptimizer, "gradient_accumulator")

@@ -78,7 +78,8 @@ OF_KERAS_3 = ("Pearson", "concordance", "Dice", "Tversky", "circle", "spectral")
 
 
 def trained(program, **options):
-    tf.keras.utils.set_random_seed(2) if hasattr(tf.keras.utils, "set_random_seed") else tf.random.set_seed(2)
+    # In Keras 2, initial weights drawn after `set_random_seed` no longer follow the seeds of TensorFlow and Python.
+    tf.keras.utils.set_random_seed(2) if IS_KERAS_3 else tf.random.set_seed(2)
     model, x, y, loss, *others = PROGRAMS[program]()
     for number, var in enumerate(model.trainable_variables):
         var.assign(0.6 * np.random.RandomState(number).normal(size=var.shape))
