@@ -2,6 +2,6 @@
 
 from accum._rows._analysis import Analysis, analyse
 from accum._rows._shapes import ConstantBatchSize
-from accum._rows._states import Rows, Verdict
+from accum._rows._states import Layout, Rows, Verdict
 
-__all__ = ["Analysis", "ConstantBatchSize", "Rows", "Verdict", "analyse"]
+__all__ = ["Analysis", "ConstantBatchSize", "Layout", "Rows", "Verdict", "analyse"]

@@ -6,7 +6,7 @@ from accum._rows._decisions import Decision, Decisions, Guess, has_rows, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
 from accum._rows._shapes import ConstantBatchSize, NotImported
-from accum._rows._states import SIZE, Rows, Verdict, depends, level_of
+from accum._rows._states import SIZE, Layout, Rows, Verdict, depends, level_of
 from accum._tf import tf
 
 GUESSES = [Guess(others, scalars) for others in (-194, 22, None) for scalars in (True, False)]
@@ -68,6 +68,13 @@ class Analysis:
     def rows(self, tensor_name: str) -> Optional[Rows]:
         """Return the `Rows` of a tensor; None for one that has none, or of which no slice holds some examples."""
         return self._decided.rows_of(tensor_name)
+
+    def layout(self, tensor_name: str) -> Optional[Layout]:
+        """Return the `Layout` of a tensor; None for one that has none, or of which only a shape tells both numbers.
+
+        If one of these is 1, the other is what the length of the axis leaves, which may differ from run to run.
+        """
+        return self._decided.layout_of(tensor_name)
 
     def depends(self, tensor_name: str) -> bool:
         """Whether a tensor depends on the batch, if only on how many examples there are."""

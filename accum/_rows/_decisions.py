@@ -694,11 +694,21 @@ class Decisions:
         """Whether a size may differ for other numbers of examples, unlike how many steps there are in each of them."""
         return self.states.get(key) == SIZE and key not in self._same
 
+    def layout_of(self, key: Key) -> Optional[Layout]:
+        """Return the `Layout` of a tensor of rows, unless both its numbers may depend on the lengths of other axes."""
+        state = self.states.get(key)
+        layout = None if state is None else state.layout
+        if layout is None or 1 in layout.along or self._is_fixed(key, layout):
+            return layout
+        return None
+
+    def _is_fixed(self, key: Key, layout: Layout) -> bool:
+        return self.shapes.is_the_same_for_other_lengths(key, layout.axis)
+
     def rows_of(self, key: Key) -> Optional[Rows]:
         """Return the `Rows` of a tensor, if slices of it hold some examples."""
-        state = self.states.get(key)
-        rows = None if state is None or state.layout is None else state.layout.rows
-        return rows if rows is not None and self.shapes.is_the_same_for_other_lengths(key, rows.axis) else None
+        layout = self.layout_of(key)
+        return layout.rows if layout is not None and self._is_fixed(key, layout) else None
 
     def is_as_long_as_the_batch(self, key: Key) -> bool:
         """Whether the first axis of a tensor, and no other, is as long as there are examples."""

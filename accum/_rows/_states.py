@@ -31,8 +31,9 @@ class Rows(NamedTuple):
 class Layout(NamedTuple):
     """Where examples lie on an axis: its index is (block * number of examples + example) * per_example + entry.
 
-    With one block these are `Rows`. With more, such as in a flattened [time, batch] or behind `space_to_batch`,
-    operations keep examples apart as well, but no slice of the tensor holds some examples.
+    With one block these are `Rows`. With more, such as in a flattened [time, batch], behind `space_to_batch`, or where
+    two batches stand one after the other, operations keep examples apart as well, but no slice of the tensor holds some
+    examples.
     """
 
     axis: int

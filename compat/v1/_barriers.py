@@ -11,9 +11,9 @@ from accum._engine._segments import SegmentedFunction
 from accum._engine._statistics import Moments
 from accum._engine._trace import Marks, is_differentiable
 from accum._engine._whole_call import segments_of
-from accum._rows import Rows
+from accum._rows import Layout
 from accum._tf import Gradient, tf
-from accum.compat.v1._micro_batch_loop import swapped
+from accum.compat.v1._micro_batch_loop import examples_first, examples_in_place
 
 
 class Segmented(NamedTuple):
@@ -33,7 +33,7 @@ class Segmented(NamedTuple):
 def segmented(
     part: Part,
     fetches: Sequence[tf.Tensor],
-    places: Sequence[Rows],
+    layouts: Sequence[Layout],
     fed: Dict[Key, tf.Tensor],
     size: int,
     sources: Sequence[tf.Tensor],
@@ -46,7 +46,7 @@ def segmented(
     Args:
       part: the `Part`, without loops and conditionals of TF 1.
       fetches: what it computes, rows.
-      places: where the examples lie in each of them.
+      layouts: where the examples lie in each of them.
       fed: {key of a tensor that is fed: its value in the batch}; all share their first axis.
       size: the largest number of examples in a micro-batch.
       sources: tensors of its boundary, or handles of variables, by which to differentiate.
@@ -72,7 +72,7 @@ def segmented(
             draw(op, copies, marks, count)
         names.update((copies[op.name].outputs[i].name, one.name) for op in part.ops for i, one in enumerate(op.outputs))
         marks.sources = [here(source) for source in sources]
-        return [_by_example(copies[tensor.name], place) for tensor, place in zip(fetches, places)]
+        return [_by_example(copies[tensor.name], layout, count) for tensor, layout in zip(fetches, layouts)]
 
     def receive(key: Key, whole: Moments) -> None:
         moments[names[key]] = whole
@@ -91,29 +91,32 @@ def segmented(
         of_batch.update(one.values(moments[one.key]))
 
     def gradients(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+        total = tf.shape(next(iter(fed.values())))[0]
         by_rows = [
-            None if grad is None or not is_differentiable(tensor) else _by_example(grad, place)
-            for tensor, grad, place in zip(fetches, upstream, places)
+            None if grad is None or not is_differentiable(tensor) else _by_example(grad, layout, total)
+            for tensor, grad, layout in zip(fetches, upstream, layouts)
         ]
         with _tf.graphs.control_flow_of_tf(2):
             by_sources, _ = run.backward(by_rows, [])
         return by_sources
 
-    return Segmented([_as_before(*pair) for pair in zip(rows, places)], of_batch, gradients)
+    return Segmented(
+        [_as_before(*each) for each in zip(rows, layouts, [len(one.shape) for one in fetches])], of_batch, gradients
+    )
 
 
-def _by_example(tensor: tf.Tensor, place: Rows) -> tf.Tensor:
-    """Return rows with one entry for each example along the first axis."""
-    first = swapped(tensor, place.axis)
-    if place.per_example == 1:
+def _by_example(tensor: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:
+    """Return rows of `count` examples with one entry for each along the first axis."""
+    first = examples_first(tensor, layout, len(tensor.shape), count)
+    if layout.per_example == 1:
         return first
     shape = tf.shape(first)
-    return tf.reshape(first, tf.concat([[shape[0] // place.per_example, place.per_example], shape[1:]], 0))
+    return tf.reshape(first, tf.concat([[count, shape[0] // tf.maximum(count, 1)], shape[1:]], 0))
 
 
-def _as_before(tensor: tf.Tensor, place: Rows) -> tf.Tensor:
+def _as_before(tensor: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
     """Return rows with the axes that they had before `_by_example`."""
-    if place.per_example != 1:
+    if layout.per_example != 1:
         shape = tf.shape(tensor)
-        tensor = tf.reshape(tensor, tf.concat([[shape[0] * place.per_example], shape[2:]], 0))
-    return swapped(tensor, place.axis)
+        tensor = tf.reshape(tensor, tf.concat([[shape[0] * shape[1]], shape[2:]], 0))
+    return examples_in_place(tensor, layout, rank)

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from accum import _tf
 from accum._engine._draws import Draws, uniform_seed
 from accum._engine._part import Key, Part
+from accum._rows import Layout
 from accum._tf import tf
 from accum.compat.v1._inside import Inside, is_random
 from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
@@ -67,7 +68,7 @@ class BatchInRun:
         self.total = tf.where(self._is_given, self._whole, tf.minimum(self._whole, 1))
         for key, tensor in self._inside.fed.items():
             self.fed[key] = rows_of_micro_batch(
-                tensor, self._inside.axis(tensor), tf.constant(0), self.total, self._whole
+                tensor, self._inside.layout(tensor), tf.constant(0), self.total, self._whole
             )
 
     def either(self, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
@@ -86,7 +87,8 @@ class BatchInRun:
         count = tf.where(self._is_given, tf.minimum(self._whole, 1), self._whole)
         part = Part(tensors, self._inside.batch)
         feeds = {
-            one.name: rows_of_micro_batch(one, 0, tf.constant(0), count, self._whole) for one in self._inside.batch
+            one.name: rows_of_micro_batch(one, Layout(0), tf.constant(0), count, self._whole)
+            for one in self._inside.batch
         }
         return dict(part.compute({key: rows for key, rows in feeds.items() if part.takes(key)}))
 
@@ -103,24 +105,24 @@ class BatchInRun:
         with tf.control_dependencies([check]):
             return tf.identity(upstream)
 
-    def computed(self, part: Part, combined: Sequence[Any], upstream: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+    def computed(self, part: Part, combined: Sequence[Any], upstream: Dict[Key, Tuple[tf.Tensor, Layout]]) -> List[Any]:
         """Compute a part for each micro-batch.
 
         Args:
           part: a `Part`.
           combined: what is kept of each micro-batch.
-          upstream: {key of a placeholder in the part: (gradient of the batch, axis of its examples)}.
+          upstream: {key of a placeholder in the part: (gradient of the batch, where its examples lie)}.
         """
         random = [op for op in part.ops if is_random(op) and op not in self._inside.trusted]
         if random:
             self.draws.begin()
-        whole = {key: (tensor, self._inside.axis(self._inside.fed[key])) for key, tensor in self.fed.items()}
+        whole = {key: (tensor, self._inside.layout(self._inside.fed[key])) for key, tensor in self.fed.items()}
         whole.update(upstream)
 
         def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
             fed = {
-                key: rows_of_micro_batch(tensor, axis, begin, count, self.total)
-                for key, (tensor, axis) in whole.items()
+                key: rows_of_micro_batch(tensor, layout, begin, count, self.total)
+                for key, (tensor, layout) in whole.items()
                 if part.takes(key)
             }
             values = part.compute(fed)
@@ -147,4 +149,4 @@ class BatchInRun:
 
     def joining(self, tensor: tf.Tensor) -> Joined:
         """Return how the rows of micro-batches become those of the batch."""
-        return Joined(tensor, self._inside.axis(tensor), tensor.shape)
+        return Joined(tensor, self._inside.layout(tensor), tensor.shape)

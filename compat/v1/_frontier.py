@@ -94,7 +94,7 @@ def rows_behind(inside: Inside, key: Key) -> List[tf.Tensor]:
     while stack:
         for tensor in stack.pop().op.inputs:
             image = inside.image_of(tensor)
-            if inside.analysis.rows(image.name) is not None:
+            if inside.analysis.layout(image.name) is not None:
                 found[tensor.name] = tensor
             elif image.op in inside.ops:
                 stack.append(tensor)

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from accum import _rows, _tf
 from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
 from accum._engine._part import Key
-from accum._rows import Analysis, Rows
+from accum._rows import Analysis, Layout, Rows
 from accum._tf import tf
 from accum.compat.v1._chosen_branches import ChosenBranches, Conditional, NotChosen, choosers
 from accum.compat.v1._open_batch import OpenBatch
@@ -150,9 +150,9 @@ class Inside:
         line = _tf.graphs.line_of(self.source(op))
         return repr(self.source(op).name) + (f" (made in {line})" if line else "")
 
-    def axis(self, tensor: tf.Tensor) -> int:
-        rows = self.analysis.rows(tensor.name)
-        return 0 if rows is None else rows.axis
+    def layout(self, tensor: tf.Tensor) -> Layout:
+        """Return where the examples lie in a tensor of rows."""
+        return self.analysis.layout(tensor.name) or Layout(0)
 
     # ------------------------------------------------------------------------------------------------------------
     # What is known of each operation
@@ -287,9 +287,7 @@ class Inside:
 
     def _is_same(self, op: tf.Operation) -> bool:
         """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""
-        return not any(
-            self.analysis.rows(one.name) is not None or self.analysis.is_count(one.name) for one in op.inputs
-        )
+        return not any(self.analysis.holds_rows(one.name) or self.analysis.is_count(one.name) for one in op.inputs)
 
     def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
         """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
@@ -301,9 +299,10 @@ class Inside:
         return is_loop or not any(self._uses_variable(op) for op in ops)
 
     def _hands_list_on(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
-        """Whether others take what can't be joined: a list, as a loop iterates over, or rows in several blocks."""
-        blocks = [one for one in op.outputs if self.analysis.holds_rows(one.name) and not self.analysis.rows(one.name)]
-        lists = [tensor for tensor in op.outputs if self.analysis.is_list(tensor.name)] + blocks
+        """Whether others take what can't be joined: a list, as a loop iterates over, or rows of an unknown layout."""
+        analysis = self.analysis
+        unclear = [one for one in op.outputs if analysis.holds_rows(one.name) and analysis.layout(one.name) is None]
+        lists = [tensor for tensor in op.outputs if analysis.is_list(tensor.name)] + unclear
         return any(user not in candidates and user in self.depending for one in lists for user in one.consumers())
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
@@ -359,7 +358,7 @@ class Inside:
         return found
 
     def is_statistic(self, tensor: tf.Tensor) -> bool:
-        return self.analysis.rows(tensor.name) is None and not self.analysis.is_size(tensor.name)
+        return self.analysis.layout(tensor.name) is None and not self.analysis.is_size(tensor.name)
 
     def using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
         """Return the operations before the losses that use variables, and those of them that are inside."""

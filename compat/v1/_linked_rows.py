@@ -10,6 +10,7 @@ from accum import _tf
 from accum._engine._gradients import divided
 from accum._engine._part import Key, Part
 from accum._engine._trace import is_differentiable
+from accum._rows import Layout
 from accum._tf import Gradient, tf
 from accum.compat.v1._batch_in_run import BatchInRun
 from accum.compat.v1._frontier import Edge, repoint
@@ -207,7 +208,7 @@ class LinkedRows:
         own = None if is_apart else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
         grads = [grad for _, grad in live] if own is None else own
         fed = {
-            placeholder.name: (grad, self._inside.axis(tensor))
+            placeholder.name: (grad, self._inside.layout(tensor))
             for placeholder, (tensor, _), grad in zip(template.upstream, live, grads)
         }
         combined = [self._summing(g, source) for g, source in zip(template.grads, sources) if g is not None]
@@ -223,7 +224,7 @@ class LinkedRows:
     # ------------------------------------------------------------------------------------------------------------
     # Forward and backward in one loop
 
-    def _at_once(self, template: _Template, combined: List[Any], fed: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+    def _at_once(self, template: _Template, combined: List[Any], fed: Dict[Key, Tuple[tf.Tensor, Layout]]) -> List[Any]:
         """Compute the gradient of each micro-batch with its rows, which come from this loop from now on."""
         self._is_once = True
         fetches = [tensor for grad in template.grads if grad is not None for tensor in fetches_of(grad)]
@@ -261,18 +262,18 @@ class LinkedRows:
 
     def _zeros_like_rows(self, tensor: tf.Tensor) -> Optional[Callable[[], tf.Tensor]]:
         """Return a function that returns zeros in the shape of joined rows, or None if that is not known before."""
-        rows = self._inside.analysis.rows(tensor.name)
+        layout = self._inside.analysis.layout(tensor.name)
         lengths = tensor.shape.as_list()
-        others = [length for axis, length in enumerate(lengths) if rows is None or axis != rows.axis]
+        others = [length for axis, length in enumerate(lengths) if layout is None or axis != layout.axis]
         varies = any(None in one.shape.as_list()[1:] for one in self._inside.fed.values())
-        if rows is None or None in others or (varies and rows.per_example != 1):
+        if layout is None or None in others or (varies and layout.factor != 1):
             return None
-        lengths[rows.axis] = self._run.total * rows.per_example
+        lengths[layout.axis] = self._run.total * layout.factor
         return lambda: tf.zeros(tf.stack(lengths), tensor.dtype.base_dtype)
 
     def _summing(self, grad: Gradient, source: tf.Tensor) -> Any:
         if source.name in self._inside.fed:
-            return Joined(grad, self._inside.axis(source), source.shape)
+            return Joined(grad, self._inside.layout(source), source.shape)
         return Slices(grad) if isinstance(grad, tf.IndexedSlices) else Added(grad, source)
 
     def _template(self, tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> _Template:

@@ -3,6 +3,7 @@
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from accum import _tf
+from accum._rows import Layout
 from accum._tf import Gradient, tf
 
 State = Tuple[Any, ...]
@@ -10,27 +11,28 @@ Values = Dict[str, Any]
 
 
 class Joined:
-    """Rows of all micro-batches, put together along an axis.
+    """Rows of all micro-batches, put together.
 
     Args:
       tensor: what each micro-batch computes.
-      axis: that of its examples.
+      layout: where its examples lie.
       shape: the static shape of the result.
     """
 
-    def __init__(self, tensor: tf.Tensor, axis: int, shape: tf.TensorShape) -> None:
+    def __init__(self, tensor: tf.Tensor, layout: Layout, shape: tf.TensorShape) -> None:
         self._tensor = tensor
-        self._axis = axis
+        self._layout = layout
         self._shape = shape
 
     def init(self, count: tf.Tensor) -> State:
         return (tf.TensorArray(self._tensor.dtype.base_dtype, size=count, infer_shape=False),)
 
-    def update(self, state: State, number: tf.Tensor, values: Values) -> State:
-        return (state[0].write(number, swapped(values[self._tensor.name], self._axis, self._shape.rank)),)
+    def update(self, state: State, number: tf.Tensor, count: tf.Tensor, values: Values) -> State:
+        rows = examples_first(values[self._tensor.name], self._layout, self._shape.rank, count)
+        return (state[0].write(number, rows),)
 
     def finalize(self, state: State) -> tf.Tensor:
-        result = swapped(state[0].concat(), self._axis, self._shape.rank)
+        result = examples_in_place(state[0].concat(), self._layout, self._shape.rank)
         result.set_shape(self._shape)
         return result
 
@@ -58,7 +60,7 @@ class Added:
         zeros.set_shape(self._grad.shape)
         return (zeros,)
 
-    def update(self, state: State, number: tf.Tensor, values: Values) -> State:
+    def update(self, state: State, number: tf.Tensor, count: tf.Tensor, values: Values) -> State:
         total = state[0] + tf.cast(values[self._grad.name], self._dtype)
         total.set_shape(state[0].shape)
         return (total,)
@@ -72,13 +74,15 @@ class Slices:
 
     def __init__(self, grad: tf.IndexedSlices) -> None:
         self._grad = grad
-        self._parts = [Joined(part, 0, tf.TensorShape([None]).concatenate(part.shape[1:])) for part in _parts(grad)]
+        self._parts = [
+            Joined(part, Layout(0), tf.TensorShape([None]).concatenate(part.shape[1:])) for part in _parts(grad)
+        ]
 
     def init(self, count: tf.Tensor) -> State:
         return tuple(state for part in self._parts for state in part.init(count))
 
-    def update(self, state: State, number: tf.Tensor, values: Values) -> State:
-        return tuple(new for part, old in zip(self._parts, state) for new in part.update((old,), number, values))
+    def update(self, state: State, number: tf.Tensor, count: tf.Tensor, values: Values) -> State:
+        return tuple(new for part, old in zip(self._parts, state) for new in part.update((old,), number, count, values))
 
     def finalize(self, state: State) -> tf.IndexedSlices:
         values, indices = (part.finalize((one,)) for part, one in zip(self._parts, state))
@@ -109,8 +113,9 @@ def over_micro_batches(
 
     def body(number: tf.Tensor, states: List[State]) -> Tuple[tf.Tensor, List[State]]:
         begin = number * size
-        values = compute(begin, tf.minimum(size, total - begin))
-        return number + 1, [one.update(state, number, values) for one, state in zip(combined, states)]
+        examples = tf.minimum(size, total - begin)
+        values = compute(begin, examples)
+        return number + 1, [one.update(state, number, examples, values) for one, state in zip(combined, states)]
 
     with _tf.graphs.control_flow_of_tf(1):
         _, states = tf.while_loop(
@@ -125,23 +130,53 @@ def over_micro_batches(
 
 
 def rows_of_micro_batch(
-    tensor: tf.Tensor, axis: int, begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor
+    tensor: tf.Tensor, layout: Layout, begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor
 ) -> tf.Tensor:
     """Return the rows of some examples, each of which has as many entries along an axis."""
-    shape = tf.shape(tensor)
-    rank = tensor.shape.rank
-    each = shape[axis] // tf.maximum(total, 1)
-    begins = [0] * axis + [begin * each] + [0] * (rank - axis - 1)
-    sizes = [-1] * axis + [count * each] + [-1] * (rank - axis - 1)
-    rows = tf.slice(tensor, begins, sizes)
-    rows.set_shape([None if one == axis else length for one, length in enumerate(tensor.shape.as_list())])
+    parted, axis = _blocks_apart(tensor, layout, total)
+    each = tf.shape(parted)[axis] // tf.maximum(total, 1)
+    behind = tensor.shape.rank - layout.axis - 1
+    begins = [0] * axis + [begin * each] + [0] * behind
+    sizes = [-1] * axis + [count * each] + [-1] * behind
+    rows = _blocks_together(tf.slice(parted, begins, sizes), layout)
+    rows.set_shape([None if one == layout.axis else length for one, length in enumerate(tensor.shape.as_list())])
     return rows
 
 
-def swapped(tensor: tf.Tensor, axis: int, rank: int = None) -> tf.Tensor:  # type: ignore[assignment]
+def examples_first(tensor: tf.Tensor, layout: Layout, rank: int, count: tf.Tensor) -> tf.Tensor:
+    """Return rows with the entries of the examples along the first axis; if they are in blocks, those have another."""
+    parted, axis = _blocks_apart(tensor, layout, count)
+    return _swapped(parted, axis, rank + axis - layout.axis)
+
+
+def examples_in_place(tensor: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
+    """Return rows as they were before `examples_first`."""
+    has_blocks = layout.blocks != 1
+    return _blocks_together(_swapped(tensor, layout.axis + has_blocks, rank + has_blocks), layout)
+
+
+def _blocks_apart(tensor: tf.Tensor, layout: Layout, count: tf.Tensor) -> Tuple[tf.Tensor, int]:
+    """Return rows of `count` examples in one block, after an axis of blocks if there are several, and their axis."""
+    if layout.blocks == 1:
+        return tensor, layout.axis
+    shape, axis = tf.shape(tensor), layout.axis
+    block = count * layout.per_example
+    parted = [shape[axis] // tf.maximum(block, 1), block]
+    return tf.reshape(tensor, tf.concat([shape[:axis], parted, shape[axis + 1 :]], 0)), axis + 1
+
+
+def _blocks_together(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """Return rows as they were before `_blocks_apart`."""
+    if layout.blocks == 1:
+        return tensor
+    shape, axis = tf.shape(tensor), layout.axis
+    return tf.reshape(tensor, tf.concat([shape[:axis], [shape[axis] * shape[axis + 1]], shape[axis + 2 :]], 0))
+
+
+def _swapped(tensor: tf.Tensor, axis: int, rank: int) -> tf.Tensor:
     """Return a tensor with an axis in the place of the first, and the first in its place."""
     if axis == 0:
         return tensor
-    order = list(range(tensor.shape.rank if rank is None else rank))
+    order = list(range(rank))
     order[0], order[axis] = axis, 0
     return tf.transpose(tensor, order)

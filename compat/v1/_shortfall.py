@@ -18,7 +18,7 @@ def require_before_optimizer(inside: Inside) -> None:
 
 def require_apart(inside: Inside) -> None:
     """Raise if examples may meet before `outputs`."""
-    wrong = [one.name for one in inside.ends if one.op not in inside.ops or inside.analysis.rows(one.name) is None]
+    wrong = [one.name for one in inside.ends if one.op not in inside.ops or inside.analysis.layout(one.name) is None]
     if wrong:
         raise ValueError(
             "The batch can't be split up to `outputs`, before which each example must be computed by itself, from "

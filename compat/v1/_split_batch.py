@@ -21,7 +21,6 @@ import numpy as np
 from accum import _check, _tf
 from accum._engine._part import Key, Part
 from accum._engine._trace import Marks
-from accum._rows import Rows
 from accum._tf import Nested, tf
 from accum.compat.v1._barriers import Segmented, segmented
 from accum.compat.v1._batch_in_run import BatchInRun
@@ -255,8 +254,8 @@ def _segmented(inside: Inside, run: BatchInRun, rows: LinkedRows, recompute: boo
             run.draw(marks.draws, op, copies, marks.position, count)
 
     sources = [one for one in rows.sources if one.name not in inside.fed]
-    places = [inside.analysis.rows(one.name) or Rows(0, 1) for one in rows.images]
-    return segmented(rows.forward, rows.images, places, fed, run.size, sources, inside.statistics, draw, recompute)
+    layouts = [inside.layout(one) for one in rows.images]
+    return segmented(rows.forward, rows.images, layouts, fed, run.size, sources, inside.statistics, draw, recompute)
 
 
 def _repoint_all(inside: Inside, frontier: Frontier, joined: Dict[Key, tf.Tensor]) -> None:

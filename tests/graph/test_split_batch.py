@@ -290,6 +290,95 @@ def test_rows_may_lie_on_an_axis_of_what_only_the_program_knows_the_shape():
     assert_same(trained(unshaped, 6), trained(unshaped))
 
 
+def time_major(x, y):
+    """A tagger whose states, and so its logits, are [time * examples, …], as some of TensorFlow 1 have them."""
+    hidden = tf.reshape(tf.transpose(tf.tensordot(x, weight("first", [4, 5]), 1), [1, 0, 2]), [-1, 5])
+    logits = dense(tf.tanh(hidden), "last", 2)
+    error = logits[:, :1] - tf.tile(y, [6, 1])
+    selected = tf1.boolean_mask(error, logits[:, 1] > -0.1)
+    per_time = tf.reduce_mean(tf.reshape(logits, [6, -1, 2])[:, :, 0], 1)  # which tells an order from another one
+    loss = tf.reduce_mean(selected**2) + tf.sqrt(tf.reduce_mean(error**2)) + tf.reduce_sum(tf.range(6.0) * per_time**2)
+    return loss, tf.reduce_max(logits)
+
+
+def real_and_made(x, y, normalize=lambda x, name: x):
+    """A discriminator that takes two batches, one after the other, and is then told which is which."""
+    count, real = tf.shape(x)[0], tf.reshape(x, [-1, 24])
+    both = tf.concat([real, dense(tf.tanh(dense(real, "maker/first", 3)), "maker/last", 24)], 0)
+    hidden = tf.tanh(normalize(dense(both, "judge/first", 6), "judge/norm"))
+    logits = dense(hidden, "judge/last", 1)
+    loss = tf.sqrt(tf.reduce_mean((logits[:count] - y) ** 2)) + tf.reduce_mean(tf.nn.softplus(logits[count:] - y))
+    return loss + tf.reduce_mean(tf.square(tf.tanh(logits))), tf.reduce_mean(logits[:count])
+
+
+def noisy(x, y):
+    """Noise that is drawn for each time of each example."""
+    hidden = tf.reshape(tf.transpose(tf.tensordot(x, weight("first", [4, 5]), 1), [1, 0, 2]), [-1, 5])
+    hidden += 0.1 * tf.reshape(tf1.random_normal([6, tf.shape(x)[0], 5], seed=7), [-1, 5])
+    logits = dense(tf.tanh(hidden), "last", 1)
+    return tf.sqrt(tf.reduce_mean((logits - tf.tile(y, [6, 1])) ** 2)), tf.reduce_max(logits)
+
+
+def of_any_length(major, normalize=lambda x: x):
+    """A tagger of sequences of any length, whose logits are [time * examples, …] or [examples * time, …]."""
+
+    def program(x, y):
+        times, hidden = tf.shape(x)[1], normalize(tf.tensordot(x, weight("first", [4, 6]), 1))
+        labels = tf.tile(y, [1, times]) * tf.cast(tf.range(1, times + 1), tf.float32)
+        hidden, labels = (tf.transpose(hidden, [1, 0, 2]), tf.transpose(labels)) if major else (hidden, labels)
+        logits = dense(tf.tanh(tf.reshape(hidden, [-1, 6])), "last", 1)
+        error = logits - tf.reshape(labels, [-1, 1])
+        per_time = tf.reduce_mean(tf.reshape(error, tf.shape(labels)), 0 if major else 1)
+        return tf.sqrt(tf.reduce_mean(error**2)) + tf.reduce_sum(tf.tanh(per_time)), tf.reduce_max(logits)
+
+    return program
+
+
+def of_any_length_placeholders():
+    return tf1.placeholder(tf.float32, [None, None, 4]), tf1.placeholder(tf.float32, [None, 1])
+
+
+def normalized_sequences(x):
+    return by_hand(x[:, :, None], "norm")[:, :, 0]
+
+
+BLOCKS = {
+    "time_major": time_major,
+    "real_and_made": real_and_made,
+    "normalized": lambda x, y: real_and_made(x, y, lambda x, name: by_hand(x[:, None, None], name)[:, 0, 0]),
+    "noisy": noisy,
+    "of_any_length": of_any_length(major=False),
+    "of_any_length_time_major": of_any_length(major=True),
+    "of_any_length_normalized": of_any_length(major=False, normalize=normalized_sequences),
+    "of_any_length_time_major_normalized": of_any_length(major=True, normalize=normalized_sequences),
+}
+
+
+def placeholders_of(name):
+    return of_any_length_placeholders() if "any_length" in name else placeholders()
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("size", [1, 6, 20])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_of_which_each_example_has_several_may_stand_apart(name, size):
+    """Their index is (block * number of examples + example) * entries + entry."""
+    ours, theirs = (trained(BLOCKS[name], one, batch=lambda: placeholders_of(name)) for one in (size, None))
+    assert_same(ours, theirs, 5e-6)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("name", BLOCKS)
+def test_such_rows_are_computed_in_micro_batches(name):
+    x, y = placeholders_of(name)
+    loss, metric = BLOCKS[name](x, y)
+    products = [op.name for op in tf1.get_default_graph().get_operations() if op.type == "MatMul"]
+    loss = accum.compat.v1.split_batch(loss, (x, y), 6)
+    names = nodes_of_run([tf1.train.GradientDescentOptimizer(0.1).minimize(loss), metric], {x: X, y: Y})
+    assert products
+    assert not set(products) & set(names)
+
+
 @pytest.mark.law("L21")
 def test_two_batches_that_meet_are_split_in_turn():
     """As the pairs of a two-tower network; each call splits what depends on its batch."""
@@ -902,18 +991,14 @@ def test_two_losses_of_a_batch_are_trained_in_turn():
 # What is computed
 
 
-def executed(fetch_of, size):
+def nodes_of_run(fetches, feeds):
     """Return the names of the operations that run when something is fetched."""
-    x, y = placeholders()
-    loss, metric = perceptron(x, y)
-    loss = accum.compat.v1.split_batch(loss, (x, y), size)
-    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
     config = tf1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf1.Session(config=config) as session:
         session.run(tf1.global_variables_initializer())
         options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
-        session.run(fetch_of(train_op, loss, metric), {x: X, y: Y}, options=options, run_metadata=metadata)
+        session.run(fetches, feeds, options=options, run_metadata=metadata)
     return [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
 
 
@@ -921,7 +1006,11 @@ def executed(fetch_of, size):
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("name", ["train_op", "loss", "metric"])
 def test_the_network_is_computed_in_micro_batches_alone(name):
-    names = executed(lambda train_op, loss, metric: {"train_op": train_op, "loss": loss, "metric": metric}[name], 6)
+    x, y = placeholders()
+    loss, metric = perceptron(x, y)
+    loss = accum.compat.v1.split_batch(loss, (x, y), 6)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    names = nodes_of_run({"train_op": train_op, "loss": loss, "metric": metric}[name], {x: X, y: Y})
     calls = [one for one in names if one.endswith("/Tensordot/MatMul") and "grad" not in one.split("/")[-2]]
     assert len(calls) == (8 if name == "train_op" else 4)  # of 20 examples: 6 + 6 + 6 + 2; the loss is no mean
     assert "Tensordot/MatMul" not in names
@@ -934,13 +1023,7 @@ def test_the_gradient_of_a_mean_takes_one_pass():
     outputs = dense(tf.reshape(tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1)), [-1, 30]), "last", 1)
     loss = accum.compat.v1.split_batch(tf.reduce_mean(tf.reduce_sum((outputs - y) ** 2, 1)), (x, y), 6)
     train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
-    config = tf1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    with tf1.Session(config=config) as session:
-        session.run(tf1.global_variables_initializer())
-        options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
-        session.run([train_op, loss], {x: X, y: Y}, options=options, run_metadata=metadata)
-    names = [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    names = nodes_of_run([train_op, loss], {x: X, y: Y})
     assert len([name for name in names if name.endswith("segment/Tensordot/MatMul")]) == 4
 
 
