@@ -31,7 +31,7 @@ class BatchInRun:
         self._inside = inside
         self.size = size
         self._whole = self.total = self._number_of_examples()
-        self.fed = dict(inside.fed)
+        self.fed = dict(inside.fed, **{one.name: self._checked(one) for one in inside.batch[1:]})
         self._is_given: Optional[tf.Tensor] = None
         if inside.given:
             self._choose(inside.given)
@@ -39,7 +39,6 @@ class BatchInRun:
         self._numbers = {op.name: number for number, op in enumerate(filter(is_random, inside.of_batch))}
 
     def _number_of_examples(self) -> tf.Tensor:
-        lengths = [tf.shape(tensor)[0] for tensor in self._inside.batch]
         checks = [
             tf1.assert_equal(
                 tf.rank(self._inside.graph.get_tensor_by_name(key)),
@@ -48,16 +47,18 @@ class BatchInRun:
             )
             for key in self._inside.analysis.scalars
         ]
-        checks += [
-            tf1.assert_equal(
-                length,
-                lengths[0],
-                message=f"All tensors of a batch need one entry for each example: {tensor.name}. [accum: batch-axis]",
-            )
-            for tensor, length in zip(self._inside.batch[1:], lengths[1:])
-        ]
         with tf.control_dependencies(checks):
-            return tf.identity(lengths[0])
+            return tf.identity(tf.shape(self._inside.batch[0])[0])
+
+    def _checked(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor of the batch that raises an error, where it is taken, if it has another length."""
+        check = tf1.assert_equal(
+            tf.shape(tensor)[0],
+            self._whole,
+            message=f"All tensors of a batch need one entry for each example: {tensor.name}. [accum: batch-axis]",
+        )
+        with tf.control_dependencies([check]):
+            return tf.identity(tensor)
 
     def _choose(self, given: Dict[Key, bool]) -> None:
         """Let the split compute one example if the branches are others."""
@@ -66,10 +67,9 @@ class BatchInRun:
         ]
         self._is_given = tf.reduce_all(tf.stack(matches))
         self.total = tf.where(self._is_given, self._whole, tf.minimum(self._whole, 1))
-        for key, tensor in self._inside.fed.items():
-            self.fed[key] = rows_of_micro_batch(
-                tensor, self._inside.layout(tensor), tf.constant(0), self.total, self._whole
-            )
+        for key, tensor in self.fed.items():
+            layout = self._inside.layout(self._inside.fed[key])
+            self.fed[key] = rows_of_micro_batch(tensor, layout, tf.constant(0), self.total, self._whole)
 
     def either(self, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         """Return one value if the branches are the given ones, else the other."""

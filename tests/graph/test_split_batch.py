@@ -1114,6 +1114,20 @@ def test_a_constant_number_of_examples_is_named():
         accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
 
 
+@pytest.mark.law("L21")
+def test_a_run_needs_no_labels_that_it_did_not_need_before():
+    """As one that predicts with a metric, or decoded labels, which are computed from joined rows."""
+    x, y = placeholders()
+    loss, _ = perceptron(x, y)
+    (outputs,) = (op.outputs[0] for op in tf1.get_default_graph().get_operations() if op.name == "add")
+    ranks = tf.argsort(outputs[:, 0])
+    accum.compat.v1.split_batch(loss, (x, y), 6)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        value, ordered = session.run([outputs, ranks], {x: X})
+    np.testing.assert_array_equal(ordered, np.argsort(value[:, 0]))
+
+
 @pytest.mark.law("L17")
 def test_tensors_of_different_lengths_are_an_error():
     x, y = placeholders()
