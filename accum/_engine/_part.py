@@ -46,7 +46,6 @@ class Part:
         boundary: Dict[Key, tf.Tensor] = {}
         self._protos = [self._proto(op, boundary) for op in self.ops]
         self.boundary = list(boundary.values())
-        self._graph_def = self._graph.as_graph_def(from_version=self._graph.version)
         self._fetches = list(fetches)
         taken = {key for proto in self._protos for key in proto.input} | {tensor.name for tensor in fetches}
         self._needed = taken & self._fed
@@ -138,13 +137,22 @@ class Part:
         wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
         names = [op.name for op in self.ops]
         protos = _with_frames_of_their_own(self._protos, self._graph)
-        take = _tf.graph_parts.import_part
-        made = take(self._graph_def, protos, feeds, wanted + names, self._graph) if names else []
+        made = _tf.graph_parts.import_part(self._definition(), protos, feeds, wanted + names) if names else []
         result = dict(zip(wanted + names, made))
         for tensor in self._fetches:
             if tensor.name not in result:
                 result[tensor.name] = values[tensor.name] if tensor.name in values else here(tensor)
         return result
+
+    def _definition(self) -> Any:
+        """Return the versions of the graph and, for another graph, its functions; to write all of it takes long.
+
+        Within the graph, TensorFlow would put others in the place of its functions, and forget them.
+        """
+        calls = any(_tf.graph_parts.functions_of(proto) for proto in self._protos)
+        if calls and self._graph is not tf.compat.v1.get_default_graph():
+            return self._graph.as_graph_def()
+        return tf.compat.v1.GraphDef(versions=self._graph.graph_def_versions)
 
 
 def _with_frames_of_their_own(protos: Sequence[Any], graph: tf.Graph) -> List[Any]:

@@ -81,24 +81,21 @@ def import_part(
     protos: Sequence[Any],
     feeds: Dict[Key, tf.Tensor],
     fetches: Sequence[str],
-    source: Optional[tf.Graph] = None,
 ) -> List[Any]:
     """Add operations of another graph to the current one.
 
     Args:
-      graph_def: the `GraphDef` from which they are.
+      graph_def: a `GraphDef` with the versions and functions of the graph from which they are.
       protos: list of `NodeDef`.
       feeds: {key: tensor of the current graph that takes the place of that one}; they may take fewer.
       fetches: keys of tensors, or names of operations.
-      source: the graph from which they are, if that may be the current one. Its functions are there then: TensorFlow
-        would put others in their place, and forget them.
 
     Returns:
       List of the tensors and operations in `fetches`.
     """
     part = tf.compat.v1.GraphDef()
     part.versions.CopyFrom(graph_def.versions)
-    if source is not tf.compat.v1.get_default_graph() and any(functions_of(proto) for proto in protos):
+    if any(functions_of(proto) for proto in protos):
         part.library.CopyFrom(graph_def.library)
     part.node.extend(protos)
     taken = {key for proto in protos for key in proto.input}
