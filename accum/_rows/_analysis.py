@@ -5,7 +5,7 @@ from typing import Dict, List, Optional, Sequence
 from accum._rows._decisions import Decision, Decisions, Guess, has_rows, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
-from accum._rows._shapes import ConstantBatchSize, NotImported
+from accum._rows._shapes import ConstantBatchSize, Lengths, NotImported
 from accum._rows._states import SIZE, Layout, Rows, Verdict, depends, level_of
 from accum._tf import tf
 
@@ -33,15 +33,16 @@ def analyse(
     Raises:
       ConstantBatchSize: if the number of examples is a constant of the graph.
     """
-    failure: Optional[NotImported] = None
-    for attempt in GUESSES:
+    attempts = [(guess, Lengths()) for guess in GUESSES]
+    while True:
+        guess, lengths = attempts[0]
         flat = FlatGraph(graph, operations, inputs, drawn or {})
         try:
-            return Analysis(Decisions(graph, flat, inputs, attempt, with_places))
-        except NotImported as error:
-            failure = error
-    assert failure is not None
-    raise ConstantBatchSize(failure.node.owner, failure.reason)
+            return Analysis(Decisions(graph, flat, inputs, guess, with_places, lengths))
+        except NotImported as failure:
+            attempts = attempts if lengths.unite(failure.reason) else attempts[1:]
+            if not attempts:
+                raise ConstantBatchSize(failure.node.owner, failure.reason) from None
 
 
 class Analysis:

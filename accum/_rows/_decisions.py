@@ -15,7 +15,7 @@ from accum._rows._images import RESIZES
 from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
 from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
-from accum._rows._shapes import ALIASES, COUNTS, PRIMES, NotImported, Shapes
+from accum._rows._shapes import ALIASES, COUNTS, Lengths, NotImported, Shapes
 from accum._rows._states import (
     SIZE,
     Layout,
@@ -65,7 +65,7 @@ class Guess(NamedTuple):
     """What is assumed of the user's graph.
 
     Attributes:
-      others: what is added to the primes, the lengths of other axes of the batch that are unknown, in a third graph;
+      others: what is added to `Lengths`, those of other axes of the batch that are unknown, in a third graph;
         None if they stay unknown.
       scalars: whether placeholders of unknown rank, such as a rate of dropout, are scalars.
     """
@@ -85,10 +85,16 @@ class Decisions:
     """Decides the state of every tensor."""
 
     def __init__(
-        self, graph: tf.Graph, flat: FlatGraph, inputs: Dict[str, Rows], guess: Guess, with_places: bool
+        self,
+        graph: tf.Graph,
+        flat: FlatGraph,
+        inputs: Dict[str, Rows],
+        guess: Guess,
+        with_places: bool,
+        other_lengths: Lengths,
     ) -> None:
         self.graph, self.flat, self.inputs, self.guess = graph, flat, inputs, guess
-        self._with_places = with_places
+        self._with_places, self._other_lengths = with_places, other_lengths
         self.states: Dict[Key, Optional[State]] = {}
         self.values: Dict[Key, Optional[Values]] = {}
         self.decisions: Dict[str, Decision] = {}
@@ -136,7 +142,7 @@ class Decisions:
                 if axis == layout.axis:
                     dims[axis] = layout.factor * count
                 elif length is None and more is not None and self.guess.others is not None:
-                    dims[axis] = PRIMES[axis % len(PRIMES)] + more
+                    dims[axis] = self._other_lengths.of(name, axis) + more
             pair.append(dims)
         dtype = self.graph.get_tensor_by_name(name).dtype.base_dtype
         self.shapes.give(name, tuple(pair), dtype.as_datatype_enum)
@@ -284,10 +290,16 @@ class Decisions:
             if result.state == SIZE and result.values is not None:
                 self._same.add(key)
             self.shapes.give(key, result.dims, dtype)
+        if node.is_loop_merge and node.dtypes[0] == tf.resource.as_datatype_enum and self._hands_back_itself(node):
+            self.shapes.hand_on(self._entering(node), node.outputs[0])  # with the shape of the variable
+
+    def _entering(self, merge: Node) -> Key:
+        """Return what a loop begins with."""
+        return next(key for key in merge.inputs if self._type_of(key) not in NEXT)
 
     def _merged(self, node: Node) -> Result:
-        enters = [key for key in node.inputs if self._type_of(key) not in NEXT]
-        state, dims = self.states.get(enters[0]), self.shapes.dims(enters[0])
+        first = self._entering(node)
+        state, dims = self.states.get(first), self.shapes.dims(first)
         if node.name in self._back:
             back, back_dims = self._back[node.name]
             state, dims = either([state, back]), either_dims(dims, back_dims)
@@ -295,7 +307,7 @@ class Decisions:
             self._meet(node, "what the loop hands back has the examples on another axis than what it begins with")
         else:
             self._say(node, self._kind_of(state))
-        if state == SIZE and enters[0] in self._same and self._hands_back_itself(node):
+        if state == SIZE and first in self._same and self._hands_back_itself(node):
             self._same.add(node.outputs[0])
         return Result(state, dims)
 

@@ -65,6 +65,22 @@ def on_first_axis(op: Op, indices: Sequence[int]) -> Layout:
     return layout
 
 
+@rule("CudnnRNNV3")
+def recurrent(op: Op) -> Outcome:
+    """A recurrent layer on a GPU: sequences and states of the examples, and the parameters, which are for all of them.
+
+    A GRU has no state of cells, in place of which it takes and returns a number.
+    """
+    has_cells = op.attribute("rnn_mode").s == b"lstm"
+    op.only(0, 1, 4, *[2] * has_cells)
+    layout = op.same([0, 1] + [2] * has_cells)
+    if layout.axis != int(op.attribute("time_major").b) or op.must(4) != layout.on(0):
+        raise Meets("the examples are not on the axis of its sequences")
+    if op.attribute("dropout").f:
+        raise Meets("it draws random numbers")
+    return Outcome([layout, layout, layout if has_cells else INDEPENDENT, OPAQUE, OPAQUE])
+
+
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def projective_transform(op: Op) -> Layout:
     """One transform for each image, or one for all images."""

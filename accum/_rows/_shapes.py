@@ -6,7 +6,7 @@ length, a third graph has other lengths of these.
 """
 
 import re
-from typing import Any, Container, Dict, List, Optional, Sequence
+from typing import Any, Container, Dict, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._rows._flat_graph import WITHIN, Key, Node
@@ -17,8 +17,8 @@ from accum._tf import tf
 COUNTS = SIZES[:2]
 """The two numbers of examples."""
 
-PRIMES = (211, 223, 227, 229, 233, 239)
-"""The lengths of the other axes of the batch that are unknown, by their index: none that a program has as a number."""
+PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317, 331, 337)
+"""The lengths of the other axes of the batch that are unknown: numbers that no program has."""
 
 ALIASES = {
     "Enter",
@@ -56,6 +56,38 @@ class NotImported(Exception):
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
         self.node, self.reason = node, reason
+
+
+class Lengths:
+    """The lengths of the other axes of the batch that are unknown: each has one of its own, unless operations need it.
+
+    Those of texts and of their masks are the same, where the ones are multiplied by the others. Those of questions and
+    of answers may differ.
+    """
+
+    def __init__(self) -> None:
+        self._primes: Dict[Tuple[Key, int], int] = {}
+        self._same: Dict[int, int] = {}
+
+    def of(self, key: Key, axis: int) -> int:
+        """Return the length of an axis of a tensor."""
+        prime = self._primes.setdefault((key, axis), PRIMES[len(self._primes) % len(PRIMES)])
+        return self._same.get(prime, prime)
+
+    def unite(self, reason: str) -> bool:
+        """Let lengths be the same which an operation could not take together; return whether there are any.
+
+        Args:
+          reason: what TensorFlow says, with the shapes that the operation gets. Those with an unknown length say
+            nothing: into `[-1, length]`, other lengths may be reshaped too.
+        """
+        numbers = {int(number) for shape in re.findall(r"\[([\d,]+)\]", reason) for number in shape.split(",")} - {0}
+        lengths = sorted({self.of(*place) for place in self._primes})
+        together = [length for length in lengths if any(number % length == 0 for number in numbers)]
+        for prime in self._primes.values():
+            if self._same.get(prime, prime) in together:
+                self._same[prime] = together[0]
+        return len(together) > 1
 
 
 class Shapes:
@@ -123,7 +155,11 @@ class Shapes:
 
     def _alias(self, node: Node) -> None:
         for index, key in enumerate(node.outputs):
-            self._aliases[key] = node.inputs[index if node.type == "IdentityN" else 0]
+            self.hand_on(node.inputs[index if node.type == "IdentityN" else 0], key)
+
+    def hand_on(self, source: Key, key: Key) -> None:
+        """Say that a tensor is another one."""
+        self._aliases[key] = source
 
     def _resolve(self, key: Key) -> Key:
         while key in self._aliases:

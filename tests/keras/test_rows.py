@@ -150,6 +150,7 @@ def test_the_parts_of_a_reduction_combine_to_the_whole(case):
 ELSEWHERE = {
     "BatchToSpace",
     "BatchToSpaceND",
+    "CudnnRNNV3",
     "ResourceGather",
     "ResourceGatherNd",
     "StatefulStandardNormalV2",
@@ -158,7 +159,7 @@ ELSEWHERE = {
     "StatefulUniformFullInt",
     "StatefulUniformInt",
 }
-"""Types of operations that need a variable or a table, or the layout of another one: they have tests of their own."""
+"""Types of operations that need a GPU, a variable, a table or another one's layout: they have tests of their own."""
 
 
 def test_every_rule_has_a_case():
@@ -525,3 +526,75 @@ def test_the_size_of_an_array_that_grows_may_be_the_number_of_examples():
         y = x * tf.cast(size, tf.float32)
         analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
     assert analysis.rows(y.name) is None or analysis.is_count(size.name)
+
+
+@pytest.mark.law("L21")
+def test_unknown_lengths_of_two_tensors_are_the_same_only_where_an_operation_needs_it():
+    """Otherwise `[-1, length]` would cut the examples of one tensor into pieces as long as those of the other."""
+    with tf.Graph().as_default() as graph:
+        x, y = tf1.placeholder(tf.float32, [None, None, 4]), tf1.placeholder(tf.float32, [None, None, 4])
+        length = tf.shape(y)[1]
+        pieces = tf.reshape(x, [-1, length, 4])
+        total = x + y
+        as_before = tf.reshape(total, [-1, length, 4])
+        as_long = tf.reshape(x, [tf.shape(x)[0], length, 4])
+        rows = {x.name: Rows(0, 1), y.name: Rows(0, 1)}
+        found = [analyse(graph, [one.op.name], rows).rows(one.name) for one in (pieces, total, as_before, as_long)]
+    assert found == [None, Rows(0, 1), Rows(0, 1), Rows(0, 1)]
+
+
+@pytest.mark.tf("2.2", because="TensorFlow 1 passes no variables into loops")
+@pytest.mark.law("L21")
+def test_a_variable_that_is_read_in_a_loop_has_its_shape_there():
+    """As the bias of a GRU of Keras 3, which it splits in each step."""
+    bias = tf.Variable(tf.ones([2, 3]))
+
+    @tf.function
+    def steps(x):
+        def step(state):
+            one, other = (tf.squeeze(part, 0) for part in tf.split(bias, 2))
+            return [tf.tanh(tf.matmul(state, tf.ones([3, 3])) + one) * other]
+
+        return tf.while_loop(lambda state: True, step, [x], maximum_iterations=4)[0]
+
+    graph = steps.get_concrete_function(tf.TensorSpec([None, 3])).graph
+    (y,), x = graph.outputs, graph.inputs[0]
+    analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) == Rows(0, 1) and not analysis.meets
+
+
+def recurrent(axis=1, mode="lstm", dropout=0.0, lengths=None):
+    """Return a function of sequences that creates the operation of a recurrent layer on a GPU, which has its kernel."""
+
+    def build_it(x):
+        count = tf.shape(x)[axis]
+        shape = [1, count, 4] if axis else [count, 1, 4]
+        state = tf.zeros(shape)
+        return tf.raw_ops.CudnnRNNV3(
+            input=x,
+            input_h=state,
+            input_c=state if mode == "lstm" else tf.constant(0.0),
+            params=tf.zeros([200]),
+            sequence_lengths=tf.fill([count], 5) if lengths is None else lengths,
+            rnn_mode=mode,
+            time_major=bool(axis),
+            dropout=dropout,
+        )[0]
+
+    return build_it
+
+
+@pytest.mark.tf("2.2", because="`tf.raw_ops` of TensorFlow 1 lacks it")
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_recurrent_layer_on_a_gpu_keeps_examples_apart(axis, mode):
+    verdict = verdict_of(recurrent(axis, mode), Batch((5, "B", 3) if axis else ("B", 5, 3)))
+    assert verdict.kind == "rows" and verdict.outputs[0] == Rows(axis, 1)
+
+
+@pytest.mark.tf("2.2", because="`tf.raw_ops` of TensorFlow 1 lacks it")
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("options", [{"dropout": 0.5}, {"lengths": [5, 5]}])
+def test_a_recurrent_layer_on_a_gpu_that_draws_or_has_lengths_for_a_fixed_number_of_examples_does_not(options):
+    assert verdict_of(recurrent(**options), Batch((5, "B", 3))).kind == "meets"
