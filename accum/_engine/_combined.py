@@ -275,13 +275,6 @@ class SlicesOfSameRows(Combined):
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
-def _may_be_positions(indices: tf.Tensor) -> bool:
-    """Whether rows may be those of positions in each example, where no graph tells: 0, 1, 2, … then."""
-    return len(indices) > 1 and bool(
-        tf.reduce_all(tf.equal(tf.reshape(indices, [-1]), tf.range(len(indices), dtype=indices.dtype)))
-    )
-
-
 def gradient_sum(
     grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar], examples: Sequence[tf.Tensor] = ()
 ) -> Optional[Combined]:
@@ -295,8 +288,8 @@ def gradient_sum(
     if isinstance(grad, tf.IndexedSlices):
         values = weighted(tf.cast(grad.values, dtype), weight)
         shape = var.shape.as_list()
-        if tf.executing_eagerly():
-            return SlicesSum(values, grad.indices, shape, _may_be_positions(grad.indices))
+        if tf.executing_eagerly():  # where nothing tells positions from examples; see `looked_up_for_all`
+            return SlicesSum(values, grad.indices, shape)
         given = {tensor.op for tensor in examples}
         if _tf.op_walks.depends_on_variables_alone(grad.indices, examples=given):
             return SlicesOfSameRows(values, grad.indices, shape)

@@ -123,15 +123,36 @@ def _keeps_apart(found: _rows.Analysis, key: Key, grad: Key) -> bool:
     return rows is not None and found.rows(grad) == rows and found.level(grad) == found.level(key)
 
 
+GATHERS = "ResourceGather", "ResourceGatherNd", "GatherV2"
+"""Types of operations that look up rows; the first ones, of a variable."""
+
+
 def looked_up_by_shapes(graph: tf.Graph, found: _rows.Analysis) -> List[str]:
     """Return the names of operations that look up rows of a table for each example, but by shapes alone.
 
     Where the size of a micro-batch is known, they look like positions, which are the same for all examples: TensorFlow
     makes constants of the rows. For the full batch they are the rows of each example.
     """
-    gathers = [op for op in graph.get_operations() if op.type in ("ResourceGather", "GatherV2")]
+    gathers = [op for op in graph.get_operations() if op.type in GATHERS]
     of_rows = [op for op in gathers if found.holds_rows(op.inputs[1].name)]
     return [op.name for op in of_rows if not _tf.op_walks.holds_values(op.inputs[1])]
+
+
+def looked_up_for_all(graph: tf.Graph) -> List[str]:
+    """Return the names of operations that look up the same rows of a variable for all examples, such as positions.
+
+    The gradient of the full batch has these rows once, and those of micro-batches have them again and again. A graph
+    adds them up; in eager execution, nothing tells them from rows that examples have named.
+    """
+    is_same = _tf.op_walks.depends_on_variables_alone
+    ops = graph.get_operations()
+    tables = [op for op in ops if op.type in GATHERS and (op.inputs[0].dtype.is_floating or op.type in GATHERS[:2])]
+    same = [op.name for op in tables if is_same(op.inputs[1], or_lengths=True) and is_same(op.inputs[0])]
+    calls = [op for op in ops if _tf.graph_parts.functions_of(op.node_def)]
+    if not calls:
+        return same
+    library = _tf.graph_parts.Library(graph, graph.as_graph_def())
+    return same + [op.name for op in calls if library.types_within(_tf.graph_parts.node_of(op)) & set(GATHERS)]
 
 
 def own_gradients(graph: tf.Graph, names: List[str]) -> OwnGradients:

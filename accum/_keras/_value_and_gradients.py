@@ -9,7 +9,7 @@ from accum._engine._batch import Batch, as_tensor
 from accum._engine._cut_graph import CutGraph
 from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
-from accum._engine._meetings import looked_up_by_shapes, own_gradients
+from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._engine._value_and_gradients import (
     AT_ONCE,
     Derived,
@@ -241,7 +241,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         return False
     if own.mixing(found) or not own.are_linear or looked_up_by_shapes(graph, found):
         return False
-    if any(map(_tf.random_ops.draws_for_all, drawing)):
+    if any(map(_tf.random_ops.draws_for_all, drawing)) or (tf.executing_eagerly() and looked_up_for_all(graph)):
         return False
     if _tf.op_walks.may_assign_beside(graph, []):
         return False

@@ -109,9 +109,11 @@ class Positions(layers.Layer):
         super().__init__()
         self.table = layers.Embedding(6, 1)
         self.is_known = True  # whether their number is known beforehand
+        self.is_reversed = False
 
     def call(self, inputs):
-        return inputs + self.table(tf.range(6 if self.is_known else tf.shape(inputs)[1]))[:, 0]
+        places = tf.range(6 if self.is_known else tf.shape(inputs)[1])
+        return inputs + self.table(places[::-1] if self.is_reversed else places)[:, 0]
 
 
 class LearnedScale(Net):
@@ -379,8 +381,16 @@ def test_each_call_of_a_step_runs_the_python_code_of_a_network():
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
 
 
-@pytest.mark.parametrize("is_known, run_eagerly", [(True, False), (False, False), (False, True)])
-@pytest.mark.parametrize("options", [{}, {"whole_batch": ()}], ids=["default", "opted out"])
+@pytest.mark.parametrize(
+    "options, is_known, run_eagerly",
+    [
+        ({}, True, False),
+        ({}, False, False),
+        ({}, False, True),
+        ({"whole_batch": ()}, True, False),
+        ({"whole_batch": ()}, False, False),
+    ],
+)
 def test_an_optimizer_gets_each_row_of_a_table_of_positions_once(options, is_known, run_eagerly):
     """As in the full batch, whose gradient has no rows that repeat: Adam of Keras 3 would take them one by one."""
     results = []
@@ -401,6 +411,45 @@ def test_positions_are_added_up_under_xla_too(options):
         model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
         results.append(model.get_weights())
     assert_equal(*results)
+
+
+def with_reversed_positions():
+    model = with_positions()[0]
+    model.layers[0].is_reversed = True
+    return model, X, "mse"
+
+
+def test_positions_are_known_by_what_they_are_computed_from_and_not_by_their_values():
+    """Eagerly as well, where rows 0, 1, 2, … were once taken for positions, and others never."""
+    results = []
+    for model in pair(with_reversed_positions, micro_batch_size=SIZE)[:2]:
+        model.compile(tf.keras.optimizers.Adam(0.01, epsilon=0.01), loss="mse", run_eagerly=True, **JIT)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
+
+
+def test_rows_that_examples_name_are_no_positions_although_each_micro_batch_has_the_rows_0_1_2():
+    """The full batch has a slice for each example, and Adam of Keras 3 takes them one by one."""
+
+    def program():
+        stack = [tf.keras.Input((1,), dtype="int32"), layers.Embedding(9, 4), layers.Flatten(), layers.Dense(1)]
+        return tf.keras.Sequential(stack), np.arange(36, dtype="int32").reshape(36, 1) % 6, "mse"
+
+    results = []
+    plain, split, x, loss = pair(program, micro_batch_size=6)
+    for model in (plain, split):
+        model.compile(tf.keras.optimizers.Adam(0.01, epsilon=0.01), loss, run_eagerly=True, **JIT)
+        model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+    assert_equal(*results)
+
+
+def test_without_the_whole_batch_eager_positions_are_named():
+    model = pair(with_positions, micro_batch_size=SIZE, whole_batch=())[1]
+    model.compile("sgd", "mse", run_eagerly=True, **JIT)
+    with pytest.warns(accum.InexactWarning, match="the same for all examples, eagerly"):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])

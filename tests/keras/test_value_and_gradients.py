@@ -1021,3 +1021,22 @@ def test_outputs_of_another_number_than_the_examples_are_refused(way):
 
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis of each must be the batch"):
         way(step)(tf.constant(X))
+
+
+@pytest.mark.parametrize("options", [{}, {"traced": True}], ids=["eager", "traced"])
+def test_rows_of_positions_are_looked_up_once_as_in_the_full_batch(options):
+    """Clipping, and Adam of Keras 3, see how often a row is in a gradient."""
+    table, kernel = tf.Variable(tf.reshape(tf.range(20.0), [5, 4])), tf.Variable(tf.ones([4, 1]))
+    x = tf.constant(np.random.RandomState(0).normal(size=(7, 3, 4)), tf.float32)
+
+    def function(x):
+        places = tf.range(tf.shape(x)[1])[::-1] + 1
+        return tf.reduce_mean(tf.matmul(tf.tanh(x + tf.gather(table, places)), kernel[None]) ** 2)
+
+    with tf.GradientTape() as tape:
+        loss = function(x)
+    expected = tape.gradient(loss, table)
+    call = lambda: accum.value_and_gradients(function, (x,), [table, kernel], micro_batch_size=2)[1][0]
+    found = tf.function(call)() if options else call()
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-6)

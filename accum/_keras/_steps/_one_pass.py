@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
-from accum._engine._meetings import looked_up_by_shapes, own_gradients
+from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._tf import Data, Nested, tf
 
 ACROSS_EXAMPLES = frozenset(
@@ -260,6 +260,9 @@ class _Call:
             return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
+        for_all = looked_up_for_all(graph) if self._is_training and tf.executing_eagerly() else []
+        if for_all:
+            return f"rows of a table that are the same for all examples, eagerly ({_check.shown(for_all)})"
         by_shapes = looked_up_by_shapes(graph, found) if self._is_training else []
         if by_shapes:
             return f"rows of a table that are looked up by shapes alone ({_check.shown(by_shapes)})"
