@@ -1,6 +1,6 @@
 """A batch of examples, which can be split along its first axis: `Batch`."""
 
-from typing import List, Sequence, Union
+from typing import List, Optional, Sequence, Set, Union
 
 from accum._tf import Leaf, Nested, tf
 
@@ -17,7 +17,8 @@ class Batch:
       data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays.
 
     Attributes:
-      count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor.
+      count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor. Where it is first
+        asked for, the first axes are compared that are not known now.
 
     Raises:
       TypeError: something in `data` consists of tensors, but has no known first axis.
@@ -28,7 +29,15 @@ class Batch:
         self._data = data
         self._leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
         self._batched = [has_axis(leaf) for leaf in self._leaves]
-        self.count = _the_same(_lengths(data, self._leaves))
+        self._lengths = _lengths(data, self._leaves)
+        _refuse_others({length for length in self._lengths if isinstance(length, int)})
+        self._count: Optional[Size] = None
+
+    @property
+    def count(self) -> Size:
+        if self._count is None:
+            self._count = _the_same(self._lengths)
+        return self._count
 
     @property
     def is_dense(self) -> bool:
@@ -138,20 +147,26 @@ def _length(leaf: Leaf) -> Size:
     return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
 
 
+UNLIKE = (
+    "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
+    "give the others a batch axis, or make them part of the model. [accum: batch-axis]"
+)
+
+
+def _refuse_others(lengths: Set[int]) -> None:
+    """Raise if there are several."""
+    if len(lengths) > 1:
+        raise ValueError(f"{UNLIKE} Received: first axes of lengths {sorted(lengths)}.")
+
+
 def _the_same(counts: Sequence[Size]) -> Size:
-    """Return the one number that all `counts` are, and check that they are, now or when the graph runs."""
-    message = (
-        "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
-        "give the others a batch axis, or make them part of the model. [accum: batch-axis]"
-    )
-    static = sorted({count for count in counts if isinstance(count, int)})
-    if len(static) > 1:
-        raise ValueError(f"{message} Received: first axes of lengths {static}.")
+    """Return the one number that all `counts` are, and let the graph check those that are not known now."""
+    static = list({count for count in counts if isinstance(count, int)})
     dynamic = [count for count in counts if not isinstance(count, int)]
     if not dynamic:
         return static[0]
     first, others = dynamic[0], dynamic[1:] + static
-    checks = [tf.debugging.assert_equal(other, first, message=message) for other in others]
+    checks = [tf.debugging.assert_equal(other, first, message=UNLIKE) for other in others]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.identity(first) if others else first
 

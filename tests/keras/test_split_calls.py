@@ -702,3 +702,60 @@ def test_a_step_may_have_two_batches_of_different_sizes(is_known):
         made.fit(data, shuffle=False, epochs=2, verbose=0)
         ended.append(model.encoder.get_weights() + model.head.get_weights())
     assert_same(*ended)
+
+
+class Attends(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.query, self.value = layers.Dense(4), layers.Dense(4)
+
+    def call(self, inputs, mask):
+        scores = tf.matmul(self.query(inputs), inputs, transpose_b=True) - 1e9 * (1.0 - mask)
+        return tf.matmul(tf.nn.softmax(scores), self.value(inputs))
+
+
+class Causal(Steps):
+    """Passes a mask [times, times] to a layer, beside a batch of texts."""
+
+    def make(self):
+        self.attention = Attends()
+
+    def call(self, inputs):
+        return self.attention(inputs, self.mask(inputs))
+
+    @staticmethod
+    def mask(inputs):
+        times = tf.shape(inputs)[1]
+        return tf.linalg.band_part(tf.ones([times, times]), -1, 0)
+
+    def train_step(self, data):
+        inputs, targets = data
+        mask = self.mask(inputs)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.attention(inputs, mask) - targets) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("times", [[5, 4], [8, 5]], ids=["shorter than the batch", "as long as the batch"])
+def test_a_mask_without_examples_whose_lengths_are_unknown_may_be_passed_beside_them(times):
+    """The layer can't be split then, so nothing asks for as many rows of the mask as there are examples."""
+    chance = np.random.RandomState(0)
+    texts = [chance.normal(size=(8, length, 4)).astype("float32") for length in times]
+    shapes = (tf.TensorShape([None, None, 4]),) * 2
+    data = tf.data.Dataset.from_generator(
+        lambda: ((text, text[:, ::-1]) for text in texts), (tf.float32, tf.float32), shapes
+    )
+    results = []
+    for options in ({}, {"micro_batch_size": 3}):
+        model = Causal()
+        model(texts[0])
+        model.set_weights([np.random.RandomState(1).normal(size=one.shape) for one in model.get_weights()])
+        if options:
+            model = accum.GradientAccumulateModel.from_model(model, **options)
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), **JIT)
+        model.fit(data, epochs=1, verbose=0)
+        results.append(model.get_weights())
+    for one, other in zip(*results):
+        np.testing.assert_allclose(one, other, atol=2e-6, rtol=0)
