@@ -38,7 +38,8 @@ def warn_of_others(names: Sequence[str]) -> None:
         "These operations draw random numbers that differ with the size of micro-batches, so a step equals that of the "
         "full batch only on average. One of these is the reason: a loop or `tf.function` around them; "
         "`accum.value_and_gradients` outside of a `tf.function`; a shuffle; a `tf.random.Generator`, or Python; a "
-        "first axis that is not that of the examples; XLA, if an update takes several batches; several replicas, if "
+        "first axis that is not that of the examples; XLA, if an update takes several batches, or numbers for all "
+        "examples together, if it does so without `tf.random.set_seed`; several replicas, if "
         "the model has no dropout or noise layers of Keras. Draw with `tf.random.uniform` or `normal`, a number for "
         "each example, outside of loops and functions. "
         f"Received: {_check.shown(names)}. [accum: random-numbers]",
@@ -132,6 +133,8 @@ class Draws:
       others: names of those whose numbers differ with the size of micro-batches.
       joins: whether what examples meet in is computed with the whole batch, so that an operation may draw for it.
       whole: if `joins`, the names of operations that draw for the whole batch; otherwise, they are in `others`.
+      shared: {name of an operation that draws for all examples together: what makes other numbers in another batch of
+        a cycle: "batch", also if the seed is the same; "seed", that of the program; or "place", in the cycle}.
       drawn: list of (tensor of the numbers of the examples, the tensor in whose place it is).
       size: the largest number of examples that are computed at once, if it is known.
     """
@@ -157,6 +160,7 @@ class Draws:
         self.others: List[str] = []
         self.joins = False
         self.whole: List[str] = []
+        self.shared: Dict[str, str] = {}
         self.drawn: List[Tuple[tf.Tensor, tf.Tensor]] = []
         self.size: Optional[int] = None
         self._fixed: List[tf.Tensor] = []  # numbers for more rows than that
@@ -260,23 +264,28 @@ class Draws:
         is_in_loop = _tf.graphs.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
         if self.joins and not is_in_loop and _tf.random_ops.reads_generator(op):
+            self.shared[op.output.op.name] = "batch"
             seed = self._seed_of_batch() + tf.constant([0, self.number << 32], tf.int64)
             return _tf.random_ops.state_of_generator(op, seed)
         if self.joins and _tf.random_ops.is_shuffle(op):
+            self.shared[op.output.op.name] = "seed" if is_shared else "batch"
             return self._shuffled(op, is_shared)
         if self.joins and (op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:]))):
             self.whole.append(op.output.op.name)
+            self.shared[op.output.op.name] = "batch"
             return None
         if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
             self.others.append(op.output.op.name)
             _tf.random_ops.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
             return None
         if not shape or is_shared:  # the same for all examples
-            return (
-                None
-                if op.source is not None
-                else _tf.random_ops.draw(op.kind, op.shape, self._source(op), *_numbers(op))
-            )
+            if op.source is None:
+                numbers = _tf.random_ops.draw(op.kind, op.shape, self._source(op), *_numbers(op))
+                self.shared[op.output.op.name] = "seed" if self._own[self.number] is None else "place"
+                return numbers
+            if _tf.random_ops.advances_its_seed(op):
+                self.shared[op.output.op.name] = "place"
+            return None
         rows = self._drawn_rows(op)
         rows.set_shape(op.output.shape)
         self.drawn.append((rows, op.output))

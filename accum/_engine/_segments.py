@@ -263,7 +263,11 @@ class SegmentedFunction:
         return fetched
 
     def _seed_of_batch(self) -> tf.Tensor:
-        return uniform_seed() if self._draws is None else self._draws.seed_of_call(self._trace.draws)
+        return (
+            uniform_seed()
+            if self._draws is None
+            else self._draws.seed_of_call(self._trace.draws, self._trace.shared_draws)
+        )
 
     @property
     def _base(self) -> Scalar:

@@ -193,6 +193,7 @@ class Trace(NamedTuple):
       share, position, total, seed: as in `Marks`.
       draws: how many operations draw.
       whole_draws: names of those that draw for the whole batch.
+      shared_draws: those that draw for all examples together, as `shared` of `Draws`.
       drawn: {of random numbers of the examples: of those in whose place they are}.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
@@ -219,6 +220,7 @@ class Trace(NamedTuple):
     seed: Key
     draws: int
     whole_draws: List[str]
+    shared_draws: Dict[str, str]
     drawn: Dict[Key, Key]
     outputs: List[Key]
     cotangents: List[Optional[Key]]
@@ -355,6 +357,7 @@ def _read(
         marks.seed.name,
         marks.draws.number,
         marks.draws.whole,
+        marks.draws.shared,
         marks.draws.names(),
         _names(outputs),
         [_name(one) for one in of_outputs],

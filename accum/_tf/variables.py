@@ -23,6 +23,12 @@ def is_overwritten(var: Any) -> bool:
     return bool(getattr(var, "overwrite_with_gradient", False))
 
 
+def is_sum(var: tf.Variable) -> bool:
+    """Whether a variable is declared as the sum over parts of a batch, on several replicas, as a metric of Keras is."""
+    aggregation, synchronization = getattr(var, "aggregation", None), getattr(var, "synchronization", None)
+    return aggregation == tf.VariableAggregation.SUM and synchronization == tf.VariableSynchronization.ON_READ
+
+
 def path_of(var: Any) -> str:
     """Return the full path of a variable, including its scopes, without an output number such as ":0"."""
     return getattr(var, "path", var.name).split(":")[0]

@@ -1047,3 +1047,57 @@ def test_seeded_numbers_in_a_function_that_was_traced_before_are_those_of_plain_
 
     plain = trained(make, plain=True)
     assert_same(trained(make, micro_batch_size=5), plain)
+
+
+class Together(layers.Layer):
+    """Draws one number for all examples, by the seed of the program or by one of its own."""
+
+    def __init__(self, seed=None):
+        super().__init__()
+        self.seed = seed
+
+    def call(self, inputs):
+        return inputs * (1.0 + 0.5 * tf.random.normal([], seed=self.seed))
+
+
+def together(seed=None):
+    inputs = tf.keras.Input((6,))
+    return tf.keras.Model(inputs, layers.Dense(1)(Together(seed)(layers.Dense(4)(inputs))))
+
+
+@pytest.fixture
+def without_seed():
+    tf.random.set_seed(None)
+
+
+def said_of_numbers(make, batch_size=8, **options):
+    compile_with = options.pop("compile_with", {})
+    model = accum.GradientAccumulateModel.from_model(make(), **options)
+    model.compile("sgd", "mse", **compile_with)
+    with warned(category=accum.InexactWarning) as texts:
+        model.fit(X[:32], Y[:32], batch_size=batch_size, verbose=0)
+    return [text for text in texts if "draw random numbers that differ" in text]
+
+
+@pytest.mark.tf("2.2")
+def test_numbers_for_all_examples_are_those_of_the_cycle_if_the_program_or_the_layer_has_a_seed(without_seed):
+    whole = lambda make: trained(make, micro_batch_size=BATCH)
+    assert_same(trained(together, accum_steps=2), whole(together))
+    tf.random.set_seed(None)
+    assert not said_of_numbers(lambda: together(3), accum_steps=2)
+
+
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch_size": 3}, {"micro_batch_size": 3, "whole_batch": "all"}], ids=str
+)
+def test_numbers_for_all_examples_that_each_batch_of_a_cycle_draws_anew_are_named(options, without_seed):
+    assert said_of_numbers(together, accum_steps=2, **options)
+    if options:
+        assert not said_of_numbers(together, **options)  # one batch, one step
+
+
+@pytest.mark.tf("2.8", because="`jit_compile` is an argument of `compile` from then on")
+def test_under_xla_numbers_for_all_examples_are_named_with_a_seed_too():
+    tf.random.set_seed(3)
+    assert said_of_numbers(together, accum_steps=2, compile_with={"jit_compile": True})

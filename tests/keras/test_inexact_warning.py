@@ -119,6 +119,45 @@ def test_an_average_that_keras_does_not_track_is_named():
         fitted(from_model(averaging(), 2), None)
 
 
+TOTALS = [tf.keras.metrics.Mean(name="elsewhere"), tf.keras.metrics.MeanAbsoluteError(name="elsewhere too")]
+
+
+class Measures(tf.keras.Model):
+    """Updates metrics that it does not list in `metrics`, and perhaps counts its steps beside."""
+
+    def __init__(self, count=None):
+        super().__init__()
+        self.head, self.count_of = layers.Dense(1), lambda: count
+
+    def call(self, inputs):
+        return self.head(inputs)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = tf.reduce_mean((outputs - y) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        TOTALS[0].update_state(loss)
+        TOTALS[1].update_state(y, outputs)
+        if self.count_of() is not None:
+            self.count_of().assign_add(1)
+        return {"loss": loss}
+
+
+@pytest.mark.tf("2.2")
+def test_a_metric_that_no_attribute_holds_adds_up_over_micro_batches_and_is_not_named_but_a_counter_is():
+    def fitted_with(*count):
+        model = Measures(*count)
+        model(X)
+        fitted(from_model(model, 2), None)
+
+    with silent(accum.InexactWarning):
+        fitted_with()
+    with pytest.warns(accum.InexactWarning, match=r"Changed: \['count.*changed-variables"):
+        fitted_with(tf.Variable(0, name="count", trainable=False))
+
+
 @pytest.mark.tf("2.2")
 def test_batches_of_different_lengths_are_named_if_the_loss_divides_by_their_padding():
     for head, shape in [([], (4,)), ([layers.Dense(1), layers.Reshape((-1,))], ())]:

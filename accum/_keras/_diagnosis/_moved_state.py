@@ -93,7 +93,8 @@ class StateWatch:
         for optimizer in self._model._accum.optimizers:  # loss scales, which count steps
             known += _tf.inner_optimizer.variables_of(optimizer)
         handles = {id(_handle_of(var)) for var in known}
-        return [var for var in variables if id(_handle_of(var)) not in handles]
+        others = [var for var in variables if id(_handle_of(var)) not in handles]
+        return [var for var in others if not _tf.variables.is_sum(var)]  # such as those of a metric of Keras
 
 
 def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:

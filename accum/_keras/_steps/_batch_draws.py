@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Iterator, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -15,6 +15,7 @@ from accum._engine._draws import (
     number_of_step,
     tells_of_shapes,
     uniform_seed,
+    warn_of_others,
 )
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
@@ -45,6 +46,7 @@ class BatchDraws:
         self._is_training = is_training
         self._is_eager = tf.executing_eagerly()
         self._graph = None if self._is_eager else tf.compat.v1.get_default_graph()
+        self._has_warned = False
         self._is_first: Optional[tf.Tensor] = None  # whether the batch is the first of its cycle
         self._begins = False  # whether the next micro-batch is the first
         self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
@@ -81,12 +83,14 @@ class BatchDraws:
         if self._draws is not None and isinstance(size, int):
             self._draws.size = size
 
-    def seed_of_call(self, draws: int) -> tf.Tensor:
+    def seed_of_call(self, draws: int, shared: Dict[str, str]) -> tf.Tensor:
         """Return the seed of a call over the whole batch, an int64 tensor of shape [2]: each call draws other numbers.
 
         Args:
           draws: how many operations draw in the call.
+          shared: those of them that draw for all examples together, as `shared` of `Draws`.
         """
+        self._warn_of_shared(shared)
         before, self._drawn = self._drawn, self._drawn + draws
         seed = self._seed() + tf.constant([0, before << 32], tf.int64)
         if not any(_tf.graphs.is_loop_body(one) or _tf.graphs.is_function(one) for one in self._graphs_within()):
@@ -218,6 +222,21 @@ class BatchDraws:
         self._begins = False
         with self._draws.of(begin, count, chosen):
             yield
+        self._warn_of_shared(self._draws.shared)
+
+    def _warn_of_shared(self, shared: Dict[str, str]) -> None:
+        """Warn once of what each batch of a cycle draws anew for all examples together, which the full batch shares."""
+        if self._cycle is None or self._has_warned:
+            return
+        reasons = {"batch"}
+        if self._compiled or self._offset is None:
+            reasons |= {"place", "seed"}
+        elif _tf.random_ops.seed_of_graph() is None:
+            reasons.add("seed")
+        names = [name for name, reason in shared.items() if reason in reasons]
+        if names:
+            self._has_warned = True
+            warn_of_others(names)
 
     @contextlib.contextmanager
     def _naming_fixed_numbers(self, count: int) -> Iterator[None]:
