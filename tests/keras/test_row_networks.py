@@ -15,7 +15,6 @@ tf1 = tf.compat.v1
 pytestmark = [pytest.mark.slow, pytest.mark.law("L21")]
 
 GAPS = {
-    "scanned": "the shapes of what a loop of TensorFlow 2 carries are lost in it",
     "in_a_conditional": "OptionalFromValue, of the gradient of a conditional of TensorFlow 2, has no rule",
     "of_layers": "OptionalFromValue, of the gradient of a conditional of TensorFlow 2, has no rule",
     "recurrent": "lengths of time look like others in a gather from a captured table, or in the gradient of dropout",
