@@ -9,6 +9,7 @@ whose first axis, and no other, is as long as the batch: these are cut into micr
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _rows, _tf
+from accum._engine._meetings import Combinations, spread_over_examples
 from accum._engine._part import Part
 from accum._engine._trace import Marks
 from accum._tf import tf
@@ -29,7 +30,7 @@ class Joined(NamedTuple):
 
 
 def join_rows(
-    marks: Marks, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], are_means: bool
+    marks: Marks, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], spread: Combinations
 ) -> List[tf.Tensor]:
     """Mark what is computed with the whole batch. Returns the outputs, which may be among what is replaced.
 
@@ -37,14 +38,14 @@ def join_rows(
       marks: `Marks`, of the graph that is being traced.
       inputs: the tensors of a micro-batch.
       outputs: the outputs of the function.
-      are_means: whether these are a mean over the examples, spread over them.
+      spread: as for `spread_over_examples`.
     """
-    graph = _Graph(marks, inputs, list(outputs), are_means)
+    graph = _Graph(marks, inputs, list(outputs), spread)
     joined = graph.joined()
     while joined is not None:
         parts = _marked(marks, graph, joined)
         replaced = graph.replace(dict(zip([tensor.name for tensor in joined.results], parts)))
-        graph = _Graph(marks, inputs, replaced, are_means)
+        graph = _Graph(marks, inputs, replaced, spread)
         joined = graph.joined()
     return graph.outputs
 
@@ -68,7 +69,9 @@ def _marked(marks: Marks, graph: "_Graph", joined: Joined) -> List[tf.Tensor]:
 class _Graph:
     """The graph of a trace, and where examples meet in it."""
 
-    def __init__(self, marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], are_means: bool) -> None:
+    def __init__(
+        self, marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], spread: Combinations
+    ) -> None:
         self._marks = marks
         self.outputs = outputs
         taken = [tensor for tensors, *_ in marks.wholes for tensor in tensors]
@@ -79,12 +82,12 @@ class _Graph:
         self._assigned = {tensor.name for tensor in assigned}
         self._wanted = {tensor.name for tensor in wanted}
         self._own = set(marks.own) | {tensor.op.name for tensor in moments}
-        if are_means:  # what spreads a mean over the examples
-            self._own |= {tensor.op.name for output in outputs for tensor in output.op.inputs}
         rows = [*inputs, *[part for *_, parts in marks.wholes for part in parts]]
         given = {one.name: _rows.Rows(0, 1) for one in rows if _has_examples(one)}
         drawn = marks.draws.names()
         self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
+        for op in spread_over_examples(self._found, outputs, spread).values():
+            self._own |= {tensor.op.name for tensor in op.inputs}
         mixed = [name for name in self._found.meets if name in {key.partition(":")[0] for key in drawn}]
         if mixed:
             raise ValueError(f"numbers are drawn that are not one row for each example. Received: {mixed}.")

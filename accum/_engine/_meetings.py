@@ -14,12 +14,40 @@ from accum._tf import tf
 OF_EXAMPLES = _rows.Rows(0, 1)
 
 
-def meetings(trace: Trace, are_means: bool = False) -> List[str]:
+Combinations = Sequence[str]
+"""How the numbers of micro-batches may give that of the batch, as `combination` of `accum._rows.Analysis`."""
+
+MEANS: Combinations = ("mean", "constant")
+QUOTIENTS: Combinations = (*MEANS, "quotient")
+"""What is a mean if the user has weighted the micro-batches by what it divides by."""
+
+
+def spread_over_examples(
+    found: _rows.Analysis, outputs: Sequence[tf.Tensor], spread: Combinations
+) -> Dict[Key, tf.Operation]:
+    """Return {output: operation that fills it} for a number and its weight that are combined from micro-batches.
+
+    Args:
+      found: the analysis.
+      outputs: of the function.
+      spread: how the number, in the first one, may be combined; empty: the outputs are no such number and its weight.
+    """
+    filling: Dict[Key, tf.Operation] = {}
+    for output in outputs if spread else ():
+        op = output.op
+        while op.type == "Identity":
+            op = op.inputs[0].op
+        if op.type == "Fill" and (output is not outputs[0] or found.combination(op.inputs[1].name) in spread):
+            filling[output.name] = op
+    return filling
+
+
+def meetings(trace: Trace, spread: Combinations = ()) -> List[str]:
     """Return the names of the operations in which examples meet, or may meet; none if all results are proven apart.
 
     Args:
       trace: the function. All that it takes of an example must be dense.
-      are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
+      spread: as for `spread_over_examples`.
     """
     graph = trace.graph
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
@@ -44,9 +72,11 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     mixing = own.mixing(found)
     if mixing:
         return mixing
-    levels = dict.fromkeys(trace.outputs if are_means else [], 1)
+    outputs = list(map(graph.get_tensor_by_name, trace.outputs))
+    filling = spread_over_examples(found, outputs, spread)
+    levels = dict.fromkeys(filling, 1)
     own_ops = set(map(_name_of, moments))  # and what spreads a mean
-    own_ops |= {tensor.op.name for key in levels for tensor in graph.get_tensor_by_name(key).op.inputs}
+    own_ops |= {tensor.op.name for op in filling.values() for tensor in op.inputs}
     counting = [name for name in found.counting if name not in own_ops]
     unlike = [loss.value for loss in trace.losses if not _adds_up(found, loss)]
     unlike += [key for key, is_sum in trace.numbers if not _is_sum_or_mean(found, key, is_sum)]

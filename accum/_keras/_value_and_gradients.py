@@ -9,7 +9,7 @@ from accum._engine._batch import Batch, as_tensor
 from accum._engine._cut_graph import CutGraph
 from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
-from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
+from accum._engine._meetings import MEANS, QUOTIENTS, looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._engine._value_and_gradients import (
     AT_ONCE,
     Derived,
@@ -164,7 +164,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
             task.recompute,
             finds,
             compiled=compiled,
-            are_means=task.loss is None,
+            spread=() if task.loss is not None else MEANS if task.weight == "examples" else QUOTIENTS,
             refuses_meetings=is_default,
         )
         _check_moved(segments.graph, is_default)
@@ -245,9 +245,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         return False
     if _tf.op_walks.may_assign_beside(graph, []):
         return False
-    is_proven = found.level(value.name) <= 1 and not found.has_met(value.name)
-    if task.weight == "examples":
-        is_proven = found.combination(value.name) in ("mean", "constant")
+    is_proven = found.combination(value.name) in (MEANS if task.weight == "examples" else QUOTIENTS)
     if is_proven and drawing and tf.executing_eagerly():  # nothing is replaced then
         warn_of_others([op.name for op in drawing])
     return is_proven
