@@ -6,6 +6,7 @@ import tensorflow as tf
 from equality import assert_near
 from loss_scales import HAS_PUBLIC_CLASS, apply_scaled, loss_scale_optimizer, scaled_loss
 from optimizers import EAGER_AND_TRACED, decays, families, mainly
+from versions import IS_KERAS_3
 
 import accum
 import accum.testing
@@ -225,3 +226,65 @@ def test_a_recording_has_the_steps_that_a_loss_scale_lets_through(tmp_path):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=callbacks)
     comparison = accum.testing.compare(recorder.path, recorder.path)
     assert comparison.steps == [0, 1, 2]
+
+
+class Own(tf.keras.Model):
+    """A train step that scales its loss, as guides write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = tf.keras.layers.Dense(6, activation="tanh")
+        self.out = tf.keras.layers.Dense(1, dtype="float32")
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            scaled = scaled_loss(self.optimizer, loss)
+        apply_scaled(self.optimizer, tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def overflowing(overflow):
+    """Three batches of 20; in the second, one example overflows: always, or as long as the scale is not halved."""
+    targets = np.tile(Y, [3, 1])
+    targets[37] = np.inf if overflow == "data" else 60.0
+    return np.tile(X, [3, 1]), targets
+
+
+def scales_and_weights(steps, overflow, scale, **options):
+    """Return the scale after each batch, and the weights at the end."""
+    model = Own()
+    if steps == "keras":
+        model = tf.keras.Sequential([tf.keras.Input((3,)), model.hidden, model.out])
+    model(X)
+    model.set_weights([np.random.RandomState(4).normal(size=one.shape) for one in model.get_weights()])
+    if options:
+        model = accum.GradientAccumulateModel.from_model(model, **options)
+    jit = {"jit_compile": False} if IS_KERAS_3 else {}
+    optimizer = loss_scale_optimizer(tf.keras.optimizers.SGD(0.01, momentum=0.9), scale)
+    model.compile(optimizer, **jit, **({"loss": "mse"} if steps == "keras" else {}))
+    scales = []
+
+    def note(batch, logs):
+        scales.append(float(model.optimizer.dynamic_scale if IS_KERAS_3 else model.optimizer.loss_scale))
+
+    told = [tf.keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    model.fit(*overflowing(overflow), batch_size=20, epochs=2, shuffle=False, verbose=0, callbacks=told)
+    return scales, model.get_weights()
+
+
+@pytest.mark.tf("2.4", because="`LossScaleOptimizer` is public from then on")
+@pytest.mark.law("L10", "L21")
+@pytest.mark.parametrize(
+    "case", [("own", "data", 2.0**8), ("own", "scale", 2.0**14), ("keras", "data", 2.0**8)], ids=str
+)
+def test_a_micro_batch_that_overflows_skips_the_step_and_halves_the_scale_like_the_full_batch(mixed_float16, case):
+    """With Keras' own step, only if no scale is too large: the loss of a micro-batch is divided by fewer examples."""
+    scales, weights = scales_and_weights(*case, micro_batch_size=6)
+    expected_scales, expected = scales_and_weights(*case)
+    assert scales == expected_scales and scales[0] == 2 * scales[1] == case[-1]
+    assert_near(weights, expected, atol=3e-4)
