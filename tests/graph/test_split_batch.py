@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_slim as slim
 from equality import assert_near
 from optimizers import mainly
 from warned import warned
@@ -985,6 +986,100 @@ def gan(size=None):
 @pytest.mark.law("L21")
 def test_two_losses_of_a_batch_are_trained_in_turn():
     assert_same(gan(6), gan())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Train ops
+
+
+def by_slim(loss, step):
+    def clipped(pairs):
+        return [(tf.clip_by_norm(tf.convert_to_tensor(grad), 0.5), var) for grad, var in pairs]
+
+    optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
+    return slim.training.create_train_op(loss, optimizer, step, transform_grads_fn=clipped)
+
+
+def by_contrib(loss, step):
+    layers = __import__("tensorflow.contrib.layers", fromlist=["optimize_loss"])
+    return layers.optimize_loss(loss, step, 0.1, "Adagrad", clip_gradients=0.5, summaries=["loss", "gradients"])
+
+
+def by_loss_scale(loss, step):
+    optimizer = tf1.train.AdagradOptimizer(0.1)
+    scaled = optimizer.compute_gradients(1024.0 * loss)
+    return optimizer.apply_gradients([(grad / 1024.0, var) for grad, var in scaled], step)
+
+
+def by_gradients(loss, step):
+    """Which has a norm in the summaries."""
+    variables = tf1.trainable_variables()
+    grads = tf.gradients(loss, variables)
+    tf1.summary.scalar("norm", tf1.global_norm(grads))
+    optimizer = tf1.train.AdagradOptimizer(0.1)
+    with tf.control_dependencies([tf1.summary.merge_all()]):
+        return optimizer.apply_gradients(zip(grads, variables), step)
+
+
+CONTRIB = pytest.mark.tf(max="1.15", because="TensorFlow 2 has no contrib")
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize(
+    "train_op_of",
+    [by_slim, pytest.param(by_contrib, marks=CONTRIB), by_loss_scale, by_gradients],
+    ids=lambda one: one.__name__,
+)
+def test_a_train_op_may_be_made_in_any_way(train_op_of):
+    ends = []
+    for size in (6, None):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = placeholders()
+            loss, _ = embedding(x, y)
+            if size is not None:
+                loss = accum.compat.v1.split_batch(loss, (x, y), size)
+            train_op = train_op_of(loss, tf1.train.get_or_create_global_step())
+            session.run(tf1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train_op, {x: X, y: Y})
+            ends.append(session.run({var.name: var for var in tf1.global_variables()}))
+    assert set(ends[0]) == set(ends[1])
+    for name, value in ends[1].items():
+        np.testing.assert_allclose(ends[0][name], value, rtol=0, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.law("L8")
+def test_gradients_of_embeddings_stay_slices():
+    x, y = placeholders()
+    words = tf.cast(tf.abs(x[:, :, 0]) * 7, tf.int32) % 11
+    vectors = tf.nn.embedding_lookup(weight("table", [11, 5]), words)
+    outputs = dense(tf.reduce_mean(vectors, 1), "last", 1)
+    loss = accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
+    grads = tf.gradients(loss, tf1.trainable_variables())
+    assert [isinstance(grad, tf.IndexedSlices) for grad in grads] == [True, False, False]
+
+
+@pytest.mark.law("L21")
+def test_each_tower_is_split():
+    """As in programs that average the gradients of several GPUs by hand."""
+    ends = []
+    for size in (3, None):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = placeholders()
+            optimizer, towers = tf1.train.AdagradOptimizer(0.1), []
+            for number, batch in enumerate(zip(tf.split(x, 2), tf.split(y, 2))):
+                with tf1.variable_scope("", reuse=tf1.AUTO_REUSE), tf1.name_scope(f"tower_{number}"):
+                    loss, _ = perceptron(*batch)
+                    if size is not None:
+                        loss = accum.compat.v1.split_batch(loss, batch, size)
+                    towers.append(optimizer.compute_gradients(loss))
+            averages = [(tf.add_n([grad for grad, _ in pairs]) / 2, pairs[0][1]) for pairs in zip(*towers)]
+            train_op = optimizer.apply_gradients(averages)
+            session.run(tf1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train_op, {x: X, y: Y})
+            ends.append(session.run(tf1.trainable_variables()))
+    assert_near(*ends)
 
 
 # --------------------------------------------------------------------------------------------------------------------
