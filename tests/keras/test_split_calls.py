@@ -610,10 +610,10 @@ def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by
 @pytest.mark.tf("2.4", because="a weight can't be assigned to on a replica before")
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [3, "auto"])
-def test_on_two_replicas_several_updates_are_those_of_plain_keras(size):
-    expected, logs = plain(InTurn, replicas=2)
-    weights, own_logs = trained(InTurn, replicas=2, micro_batch_size=size)
+@pytest.mark.parametrize("replicas, size", [(2, 3), (2, "auto"), (4, 3)])
+def test_on_several_replicas_several_updates_are_those_of_plain_keras(replicas, size):
+    expected, logs = plain(InTurn, replicas=replicas)
+    weights, own_logs = trained(InTurn, replicas=replicas, micro_batch_size=size)
     assert_same(weights, expected)
     assert_same(own_logs.values(), logs.values())
 
