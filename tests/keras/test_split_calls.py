@@ -714,6 +714,11 @@ class Attends(layers.Layer):
         return tf.matmul(tf.nn.softmax(scores), self.value(inputs))
 
 
+def causal_mask(inputs):
+    times = tf.shape(inputs)[1]
+    return tf.linalg.band_part(tf.ones([times, times]), -1, 0)
+
+
 class Causal(Steps):
     """Passes a mask [times, times] to a layer, beside a batch of texts."""
 
@@ -721,16 +726,11 @@ class Causal(Steps):
         self.attention = Attends()
 
     def call(self, inputs):
-        return self.attention(inputs, self.mask(inputs))
-
-    @staticmethod
-    def mask(inputs):
-        times = tf.shape(inputs)[1]
-        return tf.linalg.band_part(tf.ones([times, times]), -1, 0)
+        return self.attention(inputs, causal_mask(inputs))
 
     def train_step(self, data):
         inputs, targets = data
-        mask = self.mask(inputs)
+        mask = causal_mask(inputs)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.attention(inputs, mask) - targets) ** 2)
         variables = self.trainable_variables
