@@ -1,6 +1,8 @@
 """AutoGraph converts the user's code as in plain Keras, and nothing of accum, which would take seconds (law L18)."""
 
 import cProfile
+import os
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tensorflow as tf
 import versions
 from equality import assert_near
 from versions import IS_KERAS_3
+from warned import silent
 
 import accum
 
@@ -115,7 +118,8 @@ def test_the_functions_of_value_and_gradients_have_it_in_a_function():
     def step(x, y):
         return accum.value_and_gradients(error, (x, y), [kernel], micro_batch_size=3, weight=weight)
 
-    check_doubled(kernel, *step(tf.constant(X), tf.constant(Y)))
+    with silent():  # "computed at once", where one of them can't be traced
+        check_doubled(kernel, *step(tf.constant(X), tf.constant(Y)))
 
 
 def check_doubled(kernel, value, grads):
@@ -179,11 +183,12 @@ def test_without_autograph_functions_stay_without_it():
 
 
 def converted(function):
-    """The names of the functions that AutoGraph converts during a call."""
+    """The names of the functions that AutoGraph converts during a call, each into a file of its own."""
     profile = cProfile.Profile()
     profile.runcall(function)
     profile.create_stats()
-    return {name for _, _, name in profile.stats if name.startswith("tf__")}
+    paths = {path for path, _, _ in profile.stats if "__autograph_generated_file" in path}
+    return {re.search(r"def (tf__\w+)\(", open(path).read()).group(1) for path in paths if os.path.exists(path)}
 
 
 OF_OTHERS = {"tf__call", "tf__train_function", "tf__step", "tf__error"}
@@ -264,4 +269,6 @@ def test_a_step_is_traced_once(mode):
     model.compile(tf.keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **NOT_BY_XLA)
     Counts.calls = 0
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
-    assert Counts.calls == 3, "to see if examples meet, for the first micro-batch, and in the loop over the others"
+    of_keras = 2 if IS_KERAS_3 else 0  # for the shapes of the outputs
+    called = Counts.calls - of_keras
+    assert called == 3, "to see if examples meet, for the first micro-batch, and in the loop over the others"
