@@ -101,12 +101,22 @@ class Accumulator(CheckpointOnly):
         return tf.cond(is_first, lambda: tf.identity(grad), lambda: total.read_value() + grad)
 
     def stored(self) -> Gradient:
-        """Return the stored sum: a tensor, or `tf.IndexedSlices` of the touched rows, each once, in ascending order."""
+        """Return the stored sum: a tensor, or `tf.IndexedSlices` of the touched rows, each once, in ascending order.
+
+        XLA fills a list of unknown length up with zeros, and then scatters the row 0 to which these point once more.
+        There, each row that is not touched is one of zeros for the first that is.
+        """
         total = local_variable(self.total)
         if self.rows is None:
             return total.read_value()
-        rows = tf.where(local_variable(self.rows).read_value())[:, 0]
-        shape = tf.constant(total.shape.as_list(), tf.int64)
+        mask, shape = local_variable(self.rows).read_value(), tf.constant(total.shape.as_list(), tf.int64)
+        if _tf.graphs.is_compiled_by_xla_here():
+            first = tf.argmax(tf.cast(mask, tf.int32), output_type=tf.int64)
+            rows = tf.where(mask, tf.range(total.shape[0], dtype=tf.int64), tf.fill(tf.shape(mask), first))
+            is_touched = tf.reshape(mask, [-1] + [1] * (total.shape.rank - 1))
+            values = tf.where(is_touched, total.read_value(), tf.zeros_like(total))
+            return tf.IndexedSlices(values, rows, dense_shape=shape)
+        rows = tf.where(mask)[:, 0]
         # Gather from the variable, because reading a resource variable copies the table. A ref variable must be read.
         table = total.read_value() if is_ref_variable(total) else total
         return tf.IndexedSlices(tf.gather(table, rows), rows, dense_shape=shape)

@@ -5,9 +5,11 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
+from models import from_model
 from optimizers import families, keras_weights, new_family
 from replicas import mirrored
-from versions import HAS_KERAS_API
+from versions import HAS_KERAS_API, IS_WINE, XLA_ENDS
 
 import accum
 import accum.compat.v1
@@ -477,3 +479,36 @@ def test_a_missing_gradient_in_a_session_is_put_back_by_position():
         for _ in range(2):
             session.run(train_op)
         assert session.run(variables) == [[-1.0], [0.0], [-3.0]]
+
+
+@pytest.mark.law("L1", "L8")
+@pytest.mark.tf("2.5", because="models are not compiled by XLA before")
+@pytest.mark.skipif(IS_WINE, reason=XLA_ENDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sgd",
+        pytest.param("momentum", marks=pytest.mark.tf("2.11", because="XLA has no kernel for it before")),
+        pytest.param("adam", marks=pytest.mark.tf("2.11", keras=2, because="Keras 3 squares repeated rows one by one")),
+    ],
+)
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 3, "nonfinite": "skip_cycle"}], ids=str)
+def test_under_xla_rows_are_those_of_the_full_batch(options, name):
+    """The row 0 has a gradient, and others have none."""
+    ids, y = np.array([[0], [0], [1], [2], [1], [0], [3], [3]]), np.cos(np.arange(8.0, dtype="float32"))[:, None]
+    optimizers = {
+        "sgd": lambda: tf.keras.optimizers.SGD(0.5),
+        "momentum": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.9),
+        "adam": lambda: tf.keras.optimizers.Adam(0.1, epsilon=1e-3),
+    }
+    ended = []
+    for is_ours in (False, True):
+        parts = [tf.keras.Input((1,)), tf.keras.layers.Embedding(5, 2), tf.keras.layers.Flatten()]
+        model = tf.keras.Sequential([*parts, tf.keras.layers.Dense(1)])
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = from_model(model, **options) if is_ours else model
+        model.compile(optimizers[name](), "mse", jit_compile=is_ours)
+        size = 8 // options.get("accum_steps", 1) if is_ours else 8
+        model.fit(ids, y, batch_size=size, epochs=3, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    assert_near(*ended)
