@@ -18,8 +18,6 @@ Combinations = Sequence[str]
 """How the numbers of micro-batches may give that of the batch, as `combination` of `accum._rows.Analysis`."""
 
 MEANS: Combinations = ("mean", "constant")
-QUOTIENTS: Combinations = (*MEANS, "quotient")
-"""What is a mean if the user has weighted the micro-batches by what it divides by."""
 
 
 def spread_over_examples(

@@ -9,13 +9,14 @@ from accum._engine._batch import Batch, as_tensor
 from accum._engine._cut_graph import CutGraph
 from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
-from accum._engine._meetings import MEANS, QUOTIENTS, looked_up_by_shapes, looked_up_for_all, own_gradients
+from accum._engine._meetings import MEANS, looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._engine._value_and_gradients import (
     AT_ONCE,
     Derived,
     Task,
     Weight,
     WholeBatchFunction,
+    called,
     checked,
     checked_variables,
     mean_and_gradients,
@@ -71,10 +72,10 @@ def value_and_gradients(
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
       whole_batch: what is computed over the whole batch. None: what exactness needs. A mean over examples that provably
-        do not meet takes one pass; so does, with a `weight` of your own, any quotient of sums over them. Otherwise, it
-        is computed as with "batch_norm", or, if it can't be split, at once, with a warning. (): nothing, as in the
-        formulas above, for memory or time. Or "batch_norm", "loss", both as a tuple, or "all". "loss" needs `loss`,
-        which implies it.
+        do not meet takes one pass; so does a sum over them, divided by what a `weight` of your own computes in the
+        same operations. Otherwise, it is computed as with "batch_norm", or, if it can't be split, at once, with a
+        warning. (): nothing, as in the formulas above, for memory or time. Or "batch_norm", "loss", both as a tuple, or
+        "all". "loss" needs `loss`, which implies it.
       recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
       loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
@@ -126,11 +127,11 @@ def _value_and_gradients(
         )
     task = checked(function, micro_batch_size, **options)
     listed = checked_variables(variables)
-    weight = calls["weight"] if callable(task.weight) else task.weight
-    task = task._replace(weight=weight, loss=None if task.loss is None else calls["loss"])
     is_default = options["whole_batch"] is None
     if is_default and (task.loss is not None or not _is_one_pass(task, data, listed)):
         task = task._replace(barriers=("batch_norm",))
+    weight = calls["weight"] if callable(task.weight) else task.weight
+    task = task._replace(weight=weight, loss=None if task.loss is None else calls["loss"])
     if task.barriers or task.loss is not None:
         with keeping_gradients():
             return _over_whole_batch(task, data, listed, is_default)
@@ -164,7 +165,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
             task.recompute,
             finds,
             compiled=compiled,
-            spread=() if task.loss is not None else MEANS if task.weight == "examples" else QUOTIENTS,
+            spread=() if task.loss is not None else MEANS,
             refuses_meetings=is_default,
         )
         _check_moved(segments.graph, is_default)
@@ -187,21 +188,23 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
 
 
 def _as_in_function_of_users(task: Task) -> Task:
-    """Return a task whose function AutoGraph converts, as in a `tf.function` of the user's."""
-    return task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function))
+    """Return a task whose functions AutoGraph converts, as in a `tf.function` of the user's."""
+    touched = functools.partial(functools.partial, _tf.graphs.touched_by_autograph)
+    weight = touched(task.weight) if callable(task.weight) else task.weight
+    return task._replace(function=touched(task.function), weight=weight)
 
 
 PLAIN = (bool, int, float, str, type(None))
 """Types of data whose representation says all of them."""
 
-_PROVEN: "weakref.WeakKeyDictionary[Any, Set[str]]" = weakref.WeakKeyDictionary()
-"""{function of the user's: for which data and variables one pass over it is proven}"""
+_PROVEN: "weakref.WeakKeyDictionary[Any, Set[Tuple[str, Any]]]" = weakref.WeakKeyDictionary()
+"""{function of the user's: for which data and variables, and which weight, one pass over it is proven}"""
 
 
 def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> bool:
     """Whether a function provably is what its micro-batches give in one pass: a mean over examples that do not meet.
 
-    With a `weight` of the user's, which says what it divides by, it may be any quotient of sums over examples. A graph
+    With a `weight` of the user's, it may be a sum over examples that is divided by what `weight` computes. A graph
     traces the function for that in any case; eagerly, the proof holds for a function, the kind of its data and the
     variables, as the trace of a `tf.function` does.
     """
@@ -209,9 +212,10 @@ def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> 
     if not batch.is_dense:
         return False
     others = tf.nest.map_structure(lambda leaf: None if isinstance(as_tensor(leaf), tf.Tensor) else leaf, data)
-    kind = repr((batch.specs(), others, [id(variable) for variable in variables], task.weight == "examples"))
+    kind: Tuple[str, Any] = (repr((batch.specs(), others, [id(variable) for variable in variables])), task.weight)
     is_kept = tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in tf.nest.flatten(others))
     try:
+        kind = (kind[0], weakref.ref(task.weight)) if callable(task.weight) else kind
         proven = _PROVEN.setdefault(task.function, set()) if is_kept else set()
     except TypeError:  # nothing can refer to it
         proven = set()
@@ -225,14 +229,15 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
     whole = WholeBatchFunction(task, data)
 
     @_tf.graphs.untouched_by_autograph
-    def traced(*tensors: tf.Tensor) -> tf.Tensor:
+    def traced(*tensors: tf.Tensor) -> List[tf.Tensor]:
         inputs.extend(tensors)
         with _tf.graph_parts.running_functions_directly(True):
-            return tf.identity(whole.value(tensors))
+            weights = [called(task.weight, batch.packed(tensors))] if callable(task.weight) else []
+            return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
         graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
-        (value,) = graph.outputs
+        value, *weights = graph.outputs
         drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])
         rows = {one.name: _rows.Rows(0, 1) for one in inputs if one.shape.rank != 0}
@@ -245,10 +250,29 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         return False
     if _tf.op_walks.may_assign_beside(graph, []):
         return False
-    is_proven = found.combination(value.name) in (MEANS if task.weight == "examples" else QUOTIENTS)
+    is_proven = not found.counting and _is_mean(found, value, *weights)
     if is_proven and drawing and tf.executing_eagerly():  # nothing is replaced then
         warn_of_others([op.name for op in drawing])
     return is_proven
+
+
+def _is_mean(found: _rows.Analysis, value: tf.Tensor, weight: Optional[tf.Tensor] = None) -> bool:
+    """Whether a loss is a mean over examples, or a sum over them that is divided by `weight`, perhaps scaled."""
+    op, kind = value.op, found.combination(value.name)
+    if kind in MEANS:
+        return True
+    if weight is None or not op.inputs:
+        return False
+    kinds = [found.combination(one.name) for one in op.inputs]
+    if op.type in ("Div", "DivNoNan", "RealDiv") and kinds[:2] == ["sum", "sum"]:
+        return _tf.op_walks.are_alike(op.inputs[1], weight)
+    if op.type in ("Cast", "EnsureShape", "Identity", "Neg", "Reshape"):
+        others = [op.inputs[0]]
+    elif op.type in ("Add", "AddV2", "Mul", "Sub") or (op.type in ("Div", "RealDiv") and kinds[1] == "constant"):
+        others = [one for one, kind in zip(op.inputs, kinds) if kind != "constant"]
+    else:
+        return False
+    return len(others) == 1 and _is_mean(found, others[0], weight)
 
 
 def _check_moved(graph: CutGraph, is_refused: bool) -> None:

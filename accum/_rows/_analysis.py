@@ -84,8 +84,7 @@ class Analysis:
     def combination(self, tensor_name: str) -> Optional[str]:
         """Return how parts of a batch give a scalar: "sum", "mean" weighted by their examples, or "constant"; or None.
 
-        Or "quotient", the mean weighted by the sum by which another sum is divided. None stands for any other
-        combination, and for one that isn't proven.
+        None stands for any other combination, and for one that isn't proven.
         """
         return self._decided.combination_of(tensor_name)
 

@@ -748,14 +748,12 @@ class Decisions:
         others = [kind for kind in kinds if kind != "constant"]
         if node.type in QUOTIENTS and kinds[0] == "sum" and self._is_multiple(node.inputs[1]):
             return "mean"
-        if node.type in QUOTIENTS and kinds[0] == kinds[1] and kinds[0] in ("sum", "mean"):
-            return "quotient"
         if node.type in LINEAR + PRODUCTS or (node.type in QUOTIENTS and kinds[1] == "constant"):
             return others[0] if len(others) == 1 else None
-        if node.type not in SUMS or len(set(others)) != 1 or (others[0] == "quotient" and len(others) > 1):
-            return None  # such as quotients, which may have different divisors
+        if node.type not in SUMS or len(set(others)) != 1:
+            return None
         rest = [key for key, kind in zip(node.inputs, kinds) if kind == "constant"]  # which is the mean of itself
-        return others[0] if others[0] in ("mean", "quotient") or all(map(self._is_zero, rest)) else None
+        return others[0] if others[0] == "mean" or all(map(self._is_zero, rest)) else None
 
     def _is_zero(self, key: Key) -> bool:
         values = self.values.get(key)

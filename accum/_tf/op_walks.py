@@ -95,6 +95,33 @@ def holds_values(tensor: tf.Tensor) -> bool:
     return any(op.type == "Placeholder" for op in ancestors([tensor.op], sources=sources))
 
 
+def are_alike(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether two tensors of a graph are computed by the same operations from the same inputs, other than at random."""
+    stack, seen = [(one, other)], set()
+    while stack:
+        pair = [_before_identity(tensor) for tensor in stack.pop()]
+        first, second = (tensor.op for tensor in pair)
+        if first is second or (first, second) in seen:
+            if pair[0].value_index != pair[1].value_index:
+                return False
+            continue
+        seen.add((first, second))
+        is_source = first.type == "Placeholder" or first.op_def.is_stateful
+        attributes = [{key: str(value) for key, value in op.node_def.attr.items()} for op in (first, second)]
+        if is_source or first.type != second.type or attributes[0] != attributes[1]:
+            return False
+        if pair[0].value_index != pair[1].value_index or len(first.inputs) != len(second.inputs):
+            return False
+        stack += zip(first.inputs, second.inputs)
+    return True
+
+
+def _before_identity(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        (tensor,) = tensor.op.inputs
+    return tensor
+
+
 def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
     reached = set(ops)
@@ -203,15 +230,26 @@ def _has_new_first_axis(tensor: tf.Tensor) -> bool:
     return passes and any(_has_new_first_axis(one) for one in alike)
 
 
+_TO_PARTS = ("LookupTableInsert", "LookupTableRemove", "StridedSliceAssign")
+"""Operations that assign to parts of a variable, or of a table."""
+
+
 def is_assignment(kind: str) -> bool:
-    """Whether an operation of this type assigns to a resource variable."""
-    return kind.startswith("ResourceScatter") or (kind.startswith("Assign") and kind.endswith("Op"))
+    """Whether an operation of this type assigns to a resource variable, or to parts of it or of a table."""
+    own = kind[len("Resource") :] if kind.startswith("Resource") else kind
+    return (
+        own.startswith(_TO_PARTS)
+        or kind.startswith("ResourceScatter")
+        or (kind.startswith("Assign") and kind.endswith("Op"))
+    )
 
 
 def changes_variable(op: tf.Operation) -> bool:
     """Whether an operation itself changes a variable, by its ref or its handle."""
     kind = op.type[len("Resource") :] if op.type.startswith("Resource") else op.type
-    if not kind.startswith(("Assign", "Scatter", "CountUpTo", "Apply", "SparseApply")) or not len(op.inputs):
+    if not kind.startswith(("Assign", "Scatter", "CountUpTo", "Apply", "SparseApply", *_TO_PARTS)) or not len(
+        op.inputs
+    ):
         return False
     dtype = op.inputs[0].dtype
     return dtype == tf.resource or dtype != dtype.base_dtype

@@ -203,6 +203,19 @@ class RunningScale(layers.Layer):
         return outputs
 
 
+class RunningRows(layers.Layer):
+    """Divides by a moving mean of the batches before, which is a part of a variable."""
+
+    def build(self, shape):
+        self.scales = tf.Variable([1.0, 2.0], trainable=False)
+
+    def call(self, inputs, training=None):
+        outputs = inputs / self.scales[0]
+        if training:
+            self.scales[0].assign(0.5 * self.scales[0] + tf.sqrt(tf.reduce_mean(inputs**2)))
+        return outputs
+
+
 def root_of_mean(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean((y_true - y_pred) ** 2))
 
@@ -274,6 +287,7 @@ BATCHWISE = {
     "learned scale": lambda: (LearnedScale(), X, None),
     "added loss": lambda: (LossOfItsOwn(), X, "mse"),
     "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
+    "state in a part of a variable": lambda: (dense(RunningRows()), X, "mse"),
     "number of examples": lambda: (dense(ByCount()), X, "mse"),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
     "gradient of the batch": lambda: (dense(layers.Lambda(clipped_together)), X, "mse"),

@@ -9,7 +9,7 @@ import tensorflow as tf
 from optimizers import mainly
 from replicas import RUN, mirrored
 from versions import IS_WINE, XLA_ENDS
-from warned import warned
+from warned import silent, warned
 
 import accum
 
@@ -174,6 +174,74 @@ def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact(way):
     assert_close(run(1, weight=count), theirs)  # some are NaN, and count for nothing
     assert_close(run(3), theirs)
     assert abs(run(8, whole_batch=())[0] - theirs[0]) > 1e-3
+
+
+MASK = (np.arange(N)[:, None] % 4 > np.arange(2)).astype("float32")  # of the two targets of an example, 0 to 2 count
+
+
+def count_of(x, y, mask):
+    return tf.reduce_sum(mask)
+
+
+def errors_of(kernel, x, y, mask):
+    return tf.reduce_sum(mask * (tf.matmul(x, kernel) - y) ** 2)
+
+
+LOSSES = {
+    "masked mean": lambda kernel, *data: errors_of(kernel, *data) / count_of(*data),
+    "and a constant": lambda kernel, *data: errors_of(kernel, *data) / count_of(*data) + tf.reduce_sum(kernel**2),
+    "two means": lambda kernel, *data: (
+        errors_of(kernel, *data) / count_of(*data) + tf.reduce_mean((tf.matmul(data[0], kernel) - 1.0) ** 2)
+    ),
+    "root": lambda kernel, *data: tf.sqrt(errors_of(kernel, *data) / count_of(*data)),
+    "root of a mean": lambda kernel, *data: tf.sqrt(tf.reduce_mean((tf.matmul(data[0], kernel) - data[1]) ** 2)),
+    "other quotient": lambda kernel, *data: errors_of(kernel, *data) / (1.0 + tf.reduce_sum(data[1] ** 2)),
+    "over the number of examples": lambda kernel, x, y, mask: tf.reduce_mean(
+        (tf.matmul(x, kernel) - y) ** 2 / tf.cast(tf.shape(x)[0], tf.float32)
+    ),
+    "by the number of examples": lambda kernel, x, y, mask: tf.reduce_mean(
+        tf.cond(tf.shape(x)[0] > 4, lambda: 2.0 * tf.matmul(x, kernel), lambda: tf.matmul(x, kernel)) ** 2
+    ),
+}
+ONE_PASS = {("masked mean", count_of), ("and a constant", count_of)}
+
+
+@pytest.mark.law("L18", "L21")
+@pytest.mark.parametrize("weight", ["examples", count_of], ids=["examples", "count"])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("way", mainly(["function", "eager"], "function"))
+def test_a_loss_that_is_no_mean_over_examples_is_that_of_the_batch(name, weight, way):
+    kernel, calls = tf.Variable(KERNEL), []
+
+    def function(*data):
+        calls.append(1)
+        return LOSSES[name](kernel, *data)
+
+    data = tf.constant(X), tf.constant(Y), tf.constant(MASK)
+    with tf.GradientTape() as tape:
+        value = function(*data)
+    theirs = value, tape.gradient(value, [kernel])
+    with silent():
+        ours = WAYS[way](lambda *data: accum.value_and_gradients(function, data, [kernel], 4, weight=weight))(*data)
+    assert_close(ours, theirs)
+    plain = accum.value_and_gradients(function, data, [kernel], 4, weight=weight, whole_batch=())
+    is_exact_plainly = (name, weight) in ONE_PASS
+    assert (np.abs(plain[1][0] - theirs[1][0]).max() > 1e-3) != is_exact_plainly
+
+
+@pytest.mark.law("L18")
+def test_eagerly_each_weight_has_a_proof_of_its_own():
+    kernel = tf.Variable(KERNEL)
+
+    def masked(*data):
+        return LOSSES["masked mean"](kernel, *data)
+
+    data = tf.constant(X), tf.constant(Y), tf.constant(MASK)
+    with tf.GradientTape() as tape:
+        value = masked(*data)
+    theirs = value, tape.gradient(value, [kernel])
+    for weight in (count_of, lambda x, y, mask: tf.reduce_sum(y**2), count_of):
+        assert_close(accum.value_and_gradients(masked, data, [kernel], 4, weight=weight), theirs)
 
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(IS_WINE, reason=XLA_ENDS))
@@ -601,8 +669,8 @@ def test_batch_normalisation_sees_the_whole_batch_in_a_loss_of_micro_batches(net
 
 @pytest.mark.slow
 @pytest.mark.law("L19")
-def test_weights_of_micro_batches_count_with_barriers():
-    """The masked mean is exact with a weight, and without it too, since its sums are those of the batch then."""
+def test_a_masked_mean_is_that_of_the_batch_with_barriers():
+    """It is exact with a weight and without, other than in plain micro-batches."""
     mask = tf.constant(np.arange(N) % 4 != 1, tf.float32)
 
     def step(how):
@@ -617,12 +685,17 @@ def test_weights_of_micro_batches_count_with_barriers():
                 value = masked(tf.constant(IMAGES), mask)
             return [value] + list(tape.gradient(value, net.trainable_variables))
         value, gradients = accum.value_and_gradients(
-            masked, (tf.constant(IMAGES), mask), net.trainable_variables, 3, whole_batch="batch_norm", **how
+            masked,
+            (tf.constant(IMAGES), mask),
+            net.trainable_variables,
+            3,
+            **dict({"whole_batch": "batch_norm"}, **how),
         )
         return [value] + gradients
 
     assert apart(step({"weight": lambda images, mask: tf.reduce_sum(mask)}), step(None)) < 2e-5
     assert apart(step({}), step(None)) < 2e-5
+    assert apart(step({"whole_batch": ()}), step(None)) > 1e-3
 
 
 @pytest.mark.slow
@@ -1098,7 +1171,7 @@ def test_whatever_a_function_makes_of_its_examples_is_that_of_the_full_batch(nam
     expected = [value, tape.gradient(value, kernel)]
     if options.get("weight"):
         options = {"weight": lambda x, share: tf.reduce_sum(share)}
-        if name in ("mean", "quotient of sums"):
+        if name == "mean":
             pytest.skip("it divides by something else than this weight, which says what it divides by")
     call = lambda: accum.value_and_gradients(loss, (tf.constant(X), shares), [kernel], 4, **options)
     ours = tf.function(call)() if is_traced else call()
