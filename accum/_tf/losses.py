@@ -172,17 +172,11 @@ def elements_of_users_loss(call: LossCall) -> Any:
 
 
 _MEANS = ("auto", "sum_over_batch_size", "mean")
-_WITHOUT_STEPS = ("circle", "ctc", "dice", "tversky")
-"""Losses of Keras that have no number for each time step."""
 
 
-def divides_by_steps(call: LossCall) -> bool:
-    """Whether a loss of Keras divides by all time steps of sequences whose length is known only when a graph runs."""
-    function = getattr(call.loss, "fn", getattr(call.loss, "_fn", None)) or type(call.loss)
-    if function.__name__.lower() in _WITHOUT_STEPS or not is_of_keras(call.loss) or tf.executing_eagerly():
-        return False
-    varies = isinstance(call.output, tf.Tensor) and call.output.shape.rank in (2, 3) and call.output.shape[1] is None
-    return varies and getattr(call.loss, "reduction", None) in _MEANS
+def is_mean(loss: Any) -> bool:
+    """Whether a compiled loss divides what it has computed by the number of its elements."""
+    return getattr(loss, "reduction", None) in _MEANS
 
 
 def counted_by_losses(calls: List[LossCall]) -> List[Tuple[str, Optional[tf.Tensor]]]:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from models import from_model
 from replicas import mirrored
-from warned import silent
+from warned import silent, warned
 
 import accum
 import accum.compat.v1
@@ -163,8 +163,52 @@ def test_batches_of_different_lengths_are_named_if_the_loss_divides_by_their_pad
     for head, shape in [([], (4,)), ([layers.Dense(1), layers.Reshape((-1,))], ())]:
         with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
             fitted_to_texts("mse", *head, shape=shape)
+    with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
+        fitted_to_texts(lambda y, outputs: tf.reduce_mean(tf.abs(y - outputs), axis=-1), shape=(4,))
     with silent(accum.InexactWarning):
         fitted_to_texts(lambda y, outputs: tf.reduce_sum((y - outputs) ** 2, axis=[1, 2]), shape=(4,))
+
+
+def voids_left_out(y, outputs):
+    options = {"from_logits": True, "ignore_class": -1}
+    return tf.keras.losses.sparse_categorical_crossentropy(tf.cast(y, tf.int32)[..., 0], outputs, **options)
+
+
+def one_number(y, outputs):
+    return tf.reduce_mean(tf.square(y - outputs))
+
+
+LOSSES = [
+    pytest.param(voids_left_out, {}, marks=pytest.mark.tf("2.10", because="there is no `ignore_class` before")),
+    pytest.param(one_number, {"mask_zero": True}, marks=pytest.mark.tf("2.2")),
+    pytest.param(one_number, {}, marks=pytest.mark.tf("2.2")),
+]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("loss, options", LOSSES, ids=["ignored class", "one number of masked", "one number"])
+def test_a_loss_that_divides_by_a_number_of_its_own_is_named_in_cycles(loss, options):
+    """What is named ends elsewhere than at the full batch."""
+    count, time = 8, 6
+    lengths = np.array([6, 5, 6, 6, 1, 1, 2, 1])
+    is_token = np.arange(time) < lengths[:, None]
+    x = np.where(is_token, 1 + np.arange(count * time).reshape(count, time) % 8, 0).astype("int32")
+    y = np.where(is_token, np.arange(count * time).reshape(count, time) % 4, -1).astype("float32")[..., None]
+    ended = []
+    for accum_steps in (1, 2):
+        model = tf.keras.Sequential(
+            [tf.keras.Input((time,), dtype="int32"), layers.Embedding(9, 4, **options), layers.Dense(4)]
+        )
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = from_model(model, accum_steps) if accum_steps > 1 else model
+        model.compile(tf.keras.optimizers.SGD(0.5), loss)
+        with warned(category=accum.InexactWarning) as said:
+            model.fit(x, y, batch_size=count // accum_steps, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    is_named = loss is voids_left_out or bool(options)
+    assert ["divides by a number of its own" in line for line in said] == [True] * is_named
+    apart = max(np.abs(one - other).max() for one, other in zip(*ended))
+    assert (apart > 1e-4) == is_named
 
 
 @pytest.mark.tf("2.16", keras=3, because="Keras 2 has no CTC loss")

@@ -1161,6 +1161,12 @@ LOSSES_OF_BATCH = {
 if hasattr(tf.keras.losses, "Dice"):
     LOSSES_OF_BATCH["Dice of Keras"] = tf.keras.losses.Dice()
 
+LOSSES_THAT_SUM = {
+    "sum": lambda y, p: tf.reduce_sum((y - p) ** 2),
+    "sum over a number": lambda y, p: tf.reduce_sum(tf.reduce_mean((y - p) ** 2, axis=-1)) / 8.0,
+    "average of TensorFlow": lambda y, p: tf.nn.compute_average_loss((y - p)[:, 0] ** 2, global_batch_size=8),
+}
+
 LOSSES_BY_EXAMPLE = {
     "of Keras": "mse",
     "by element": lambda y, p: (y - p) ** 2,
@@ -1178,22 +1184,36 @@ LOSSES_BY_EXAMPLE = {
 }
 
 
-@pytest.mark.law("L1", "L17")
-@pytest.mark.parametrize("kind", sorted(LOSSES_OF_BATCH) + sorted(LOSSES_BY_EXAMPLE))
-def test_a_compiled_loss_of_the_whole_batch_is_named_in_cycles(kind):
-    """What is named ends elsewhere than at the full batch, and what is not ends there."""
-    loss = dict(LOSSES_OF_BATCH, **LOSSES_BY_EXAMPLE)[kind]
+def ends_of_cycles(loss, **options):
+    """What is said in cycles of two batches, and how far from the full batch they end."""
     ended = []
     for accum_steps, batch_size in ((1, 8), (2, 4)):
         model = functional()
         model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
-        model = from_model(model, accum_steps)
+        model = from_model(model, accum_steps, **options)
         model.compile(sgd(), loss)
         with warned(category=accum.InexactWarning) as said:
             model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
         ended.append(model.get_weights())
-    assert ["A compiled loss looks across" in line for line in said] == [True] * (kind in LOSSES_OF_BATCH)
-    assert (max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4) == (kind in LOSSES_OF_BATCH)
+    return said, max(np.abs(one - other).max() for one, other in zip(*ended))
+
+
+@pytest.mark.law("L1", "L17")
+@pytest.mark.parametrize("kind", sorted(LOSSES_OF_BATCH) + sorted(LOSSES_THAT_SUM) + sorted(LOSSES_BY_EXAMPLE))
+def test_a_compiled_loss_of_the_whole_batch_is_named_in_cycles(kind):
+    """What is named ends elsewhere than at the full batch, and what is not ends there."""
+    said, apart = ends_of_cycles(dict(LOSSES_OF_BATCH, **LOSSES_THAT_SUM, **LOSSES_BY_EXAMPLE)[kind])
+    words = {"A compiled loss looks across": LOSSES_OF_BATCH, "A compiled loss adds up": LOSSES_THAT_SUM}
+    found = [next((some for some in words if some in line), line) for line in said]
+    assert found == [some for some, losses in words.items() if kind in losses]
+    assert (apart > 1e-4) == (kind not in LOSSES_BY_EXAMPLE)
+
+
+@pytest.mark.law("L1", "L17")
+@pytest.mark.parametrize("kind", sorted(LOSSES_THAT_SUM))
+def test_gradients_of_a_loss_that_adds_up_examples_may_be_added_up(kind):
+    said, apart = ends_of_cycles(LOSSES_THAT_SUM[kind], reduction="sum", micro_batch_weight="equal")
+    assert said == [] and apart < 2e-6
 
 
 class AveragingEachTime(Averaging):

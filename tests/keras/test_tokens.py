@@ -721,6 +721,64 @@ class LateReader(tf.keras.Model):
         return self.head(tf.reduce_mean(self.embedding(inputs["input_ids"]), axis=1))
 
 
+def of_pairs(y, outputs):
+    return tf.reduce_mean((outputs - tf.transpose(outputs) - y + tf.transpose(y)) ** 2, axis=-1)
+
+
+class Clipping(tf.keras.Model):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "kind, loss, words",
+    [
+        (tf.keras.Model, of_pairs, "looks across.*each micro-batch by tokens.*loss-counts"),
+        (tf.keras.Model, lambda y, outputs: tf.reduce_sum((outputs - y) ** 2), "adds up the examples.*accum: sum"),
+        (Clipping, "mse", "accum: clipping"),
+    ],
+)
+def test_what_micro_batches_by_tokens_see_apart_is_named(kind, loss, words):
+    """What is named ends elsewhere than at the full batch."""
+
+    def make():
+        model = scorer()
+        return kind(model.inputs, model.outputs)
+
+    plain = train(make, TOKENS, SCORES, compiling={"loss": loss}, optimizer="slow", only_fit=True)
+    with pytest.warns(accum.InexactWarning, match=words):
+        ours = train(make, TOKENS, SCORES, BUDGET, compiling={"loss": loss}, optimizer="slow", only_fit=True)
+    assert max(np.abs(one - other).max() for one, other in zip(plain[0], ours[0])) > 1e-4
+
+
+def test_integers_beside_the_sequences_are_no_sequences():
+    """A user, say, with as many numbers as he has."""
+
+    def make():
+        tokens, others = tf.keras.Input((None,), dtype="int32"), tf.keras.Input((3,), dtype="int32")
+        words = layers.GlobalAveragePooling1D()(layers.Embedding(WORDS, 8, mask_zero=True)(tokens))
+        mixed = layers.Concatenate()([words, layers.Flatten()(layers.Embedding(5, 2)(others))])
+        return tf.keras.Model([tokens, others], layers.Dense(1)(mixed))
+
+    data = (TOKENS, np.arange(3 * COUNT).reshape(COUNT, 3) % 5)
+    data = tf.data.Dataset.from_tensor_slices((data, SCORES)).batch(9)
+
+    def trained(**options):
+        set_seeds()
+        model = make()
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **NOT_COMPILED)
+        model.fit(data, epochs=2, verbose=0)
+        return model.get_weights()
+
+    assert_near(trained(micro_batch_tokens=BUDGET), trained())
+
+
 @pytest.mark.slow
 def test_outputs_that_say_nothing_of_padding_are_probed_again():
     with warnings.catch_warnings():

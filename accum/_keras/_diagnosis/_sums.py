@@ -6,7 +6,6 @@ from accum import _check, _tf
 from accum._keras import _step_context
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._added_sums import may_have_entries
-from accum._keras._steps._one_pass import looks_across_examples, name_of
 from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import Data, Nested, tf
 
@@ -23,37 +22,6 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
             "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
             f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}."
             " [accum: loss-counts]",
-            _check.InexactWarning,
-        )
-
-
-def warn_of_losses_of_batch(model: tf.keras.Model) -> None:
-    """Warn once of the compiled losses that have just been computed if they look across the examples of a batch."""
-    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    if not isinstance(container, ReportingLoss) or not model._accum.is_first_time(f"losses: {id(container)}"):
-        return
-    across = [one[0] for one in container.calls if looks_across_examples(*one)]
-    if across:
-        _check.warn(
-            "A compiled loss looks across the examples of a batch, and each batch of a cycle has only some of those "
-            "of the full batch, so the update differs: pass larger batches and `micro_batch_size` in place of "
-            "`accum_steps`; or, if the loss is a mean that divides by a number of its own, `micro_batch_weight=`, a "
-            f"function `(x, y, sample_weight)` that returns it. Received: {_check.shown(list(map(name_of, across)))}."
-            " [accum: loss-counts]",
-            _check.InexactWarning,
-        )
-
-
-def warn_of_lengths(model: tf.keras.Model) -> None:
-    """Warn once of the compiled losses that have just been computed if they divide by padding of any length."""
-    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    outputs = container.of_all_steps if isinstance(container, ReportingLoss) else []
-    if outputs and model._accum.is_first_time(f"lengths: {id(container)}"):
-        _check.warn(
-            "A loss divides by all time steps, padding included, and the batches of a cycle may be padded to different "
-            "lengths, unlike the full batch: pad all to the same length, which the shapes of the data then show, or "
-            "pass larger batches and `micro_batch_size` in place of `accum_steps`. Received: outputs "
-            f"{_check.shown(outputs)}. [accum: loss-counts]",
             _check.InexactWarning,
         )
 

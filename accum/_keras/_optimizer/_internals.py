@@ -89,9 +89,9 @@ class Internals:
                 _check.InexactWarning,
             )
 
-    def warn_of_changed_gradients(self, grads: Sequence[Gradient]) -> None:
+    def warn_of_changed_gradients(self, grads: Sequence[Gradient], is_of_part: bool = False) -> None:
         """Warn once of what the current graph does to gradients that has to be done to those of the full batch."""
-        if not self.looks_for_changes or tf.executing_eagerly() or not self.may_take_several:
+        if not self.looks_for_changes or tf.executing_eagerly() or not (self.may_take_several or is_of_part):
             return
         changes = _tf.gradient_changes
         found = changes.nonlinear_changes(grads, changes.is_of_tape)
@@ -101,7 +101,7 @@ class Internals:
                 "The gradients of each micro-batch are changed after they are computed and before the accumulating "
                 "optimizer receives them. In a full batch, nonlinear changes such as clipping act on the mean: "
                 "let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass them as "
-                "`transform=`; or pass `micro_batch_size` instead of `accum_steps` to a `GradientAccumulateModel`, "
+                "`transform=`; or pass `micro_batch_size` alone to a `GradientAccumulateModel`, "
                 "whose train step then runs once for the full batch. Received: operations of type "
                 f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
                 _check.InexactWarning,

@@ -19,13 +19,6 @@ ACROSS_EXAMPLES = frozenset(
 )
 """Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient."""
 
-MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
-"""Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
-
-QUOTIENTS, PRODUCTS = frozenset(["Div", "DivNoNan", "RealDiv"]), frozenset(["Mul"])
-CURVED = frozenset(["Exp", "Log", "Log1p", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square", "SquaredDifference"])
-"""Types of operations that are not linear."""
-
 BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 """Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
 
@@ -77,44 +70,6 @@ def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Da
     return f"batch normalization ({_check.shown(norms)})" if norms else None
 
 
-def looks_across_examples(loss: Any, target: tf.TensorSpec, output: tf.TensorSpec) -> bool:
-    """Whether a compiled loss is proven to be no mean over examples that keep apart, such as a quotient of sums.
-
-    Args:
-      loss: an object whose `call` is its function. What Keras computes by example is not looked at.
-      target, output: for any number of examples.
-    """
-    if not _tf.layers.comes_with_keras(type(loss).__call__):
-        return False
-    if _tf.losses.is_of_keras(loss) and not _names_of(loss) & ACROSS_EXAMPLES:
-        return False
-    inputs: List[tf.Tensor] = []
-
-    @_tf.graphs.untouched_by_autograph
-    def traced(*tensors: tf.Tensor) -> tf.Tensor:
-        inputs.extend(tensors)
-        return tf.identity(_tf.losses.loss_of_elements(loss, *tensors))
-
-    try:
-        with tf.init_scope():
-            graph = tf.function(traced).get_concrete_function(target, output).graph
-        (value,) = graph.outputs
-        found = _rows.analyse(graph, [value.op.name], {one.name: _rows.Rows(0, 1) for one in inputs})
-    except Exception:  # of what can't be looked at, nothing is proven
-        return False
-    return any(_compares(found, op) for op in graph.get_operations() if found.verdict(op.name))
-
-
-def _compares(found: _rows.Analysis, op: tf.Operation) -> bool:
-    """Whether an operation compares examples with each other, or is not linear in what they have been reduced to."""
-    if op.type in MEETINGS and op.name in found.meets:
-        return all(found.rows(one.name) for one in op.inputs[:2])
-    is_of_all = [found.level(one.name) > 0 and _tf.op_walks.holds_values(one) for one in op.inputs]
-    if op.type in QUOTIENTS:
-        return is_of_all[1]
-    return all(is_of_all[:2]) if op.type in PRODUCTS else op.type in CURVED and any(is_of_all)
-
-
 def kind_of(model: tf.keras.Model, data: Data) -> str:
     """Return what the answer depends on that may change between steps: the kind of the data, and what is frozen."""
     leaves = [(type(leaf).__name__, getattr(leaf, "dtype", None), _rank(leaf)) for leaf in tf.nest.flatten(data)]
@@ -156,7 +111,7 @@ def name_of(one: Any) -> str:
     return str(getattr(one, "__name__", getattr(function, "__name__", type(one).__name__)))
 
 
-def _names_of(one: Any) -> Set[str]:
+def names_of(one: Any) -> Set[str]:
     """Return the names of a loss or metric, and of the function that it computes."""
     functions = [one, getattr(one, "fn", None), getattr(one, "_fn", None)]
     return {type(one).__name__} | {getattr(function, "__name__", "") for function in functions}
@@ -164,7 +119,7 @@ def _names_of(one: Any) -> Set[str]:
 
 def _is_sparse(one: Any) -> bool:
     """Whether the targets of a loss or metric may be numbers of classes, which have an axis less than outputs."""
-    names = _names_of(one) | ({one} if isinstance(one, str) else set())
+    names = names_of(one) | ({one} if isinstance(one, str) else set())
     return any(name.lower().startswith("sparse") or name in BY_SHAPES for name in names)
 
 
@@ -193,7 +148,7 @@ def _may_be_apart(one: Any) -> bool:
         return _is_declared_apart(one)
     if isinstance(one, tf.keras.losses.Loss) and not _tf.layers.comes_with_keras(type(one).__call__):
         return False
-    if _names_of(one) & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
+    if names_of(one) & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
         return False
     return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
 

@@ -52,13 +52,17 @@ class Call(NamedTuple):
 class Collector:
     """What the train step of one micro-batch leaves for the whole batch.
 
+    Args:
+      is_of_part: whether the step sees a part of the batch alone.
+
     Attributes:
       calls: the calls of optimizers.
       moments: list of (`Moments`, function that receives those of the batch), one for each call of a batch norm layer.
       shares_overflow: ids of the optimizers whose gradients TF 2.2 reduces outside of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_of_part: bool = False) -> None:
+        self._is_of_part = is_of_part
         self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         self.calls: List[Call] = []
         self.moments: List[Tuple[Moments, Callable[[Moments], Wait]]] = []
@@ -85,6 +89,8 @@ class Collector:
             return
         listed = _check.pairs(optimizer._adapter.unwrapped(grads_and_vars))
         internals = internals_of(optimizer)
+        if self._is_of_part:
+            internals.warn_of_changed_gradients([grad for grad, _ in listed if grad is not None], is_of_part=True)
         has_own = weight is not None
         if weight is None:
             weight, has_own = internals.weight, internals.has_own_weight

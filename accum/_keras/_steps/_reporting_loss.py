@@ -1,7 +1,7 @@
 """A `ReportingLoss` reports the number by which a loss divides, each time that it is computed (law L5)."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -11,6 +11,25 @@ from accum._keras import _step_context
 from accum._keras._steps._added_sums import is_of_no_example, sources
 from accum._tf import Nested, tf
 from accum._tf.types import KerasContainer
+
+
+class SeenLoss(NamedTuple):
+    """A compiled loss that has been computed.
+
+    Attributes:
+      name: of its output.
+      loss: an object whose `call` is its function.
+      target, output: what it was computed of, for any number of examples.
+      is_counted: whether the number by which it divides is known and reported.
+      is_weighted: whether there are weights for examples, or a mask.
+    """
+
+    name: str
+    loss: Any
+    target: tf.TensorSpec
+    output: tf.TensorSpec
+    is_counted: bool
+    is_weighted: bool
 
 
 class ReportingLoss:
@@ -25,8 +44,7 @@ class ReportingLoss:
       container: the same.
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
-      of_all_steps: outputs whose losses divide by all time steps, padding included, in sequences of unknown length.
-      calls: for each of the losses that were last computed, (itself, `TensorSpec` of its target, of its output).
+      calls: the losses that were last computed.
     """
 
     def __init__(
@@ -37,8 +55,7 @@ class ReportingLoss:
         self._report = report
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
-        self.of_all_steps: List[str] = []
-        self.calls: List[Tuple[Any, tf.TensorSpec, tf.TensorSpec]] = []
+        self.calls: List[SeenLoss] = []
         # Replica -> what calls in its current train step have reported and returned.
         self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
 
@@ -89,19 +106,18 @@ class ReportingLoss:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
             return total
-        self.calls = [(one.loss, _spec(one.target), _spec(one.output)) for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
-        apart = {name for name, one in named if one is not None}
-        self.of_all_steps = [one.name for one in calls if one.name not in apart and _tf.losses.divides_by_steps(one)]
-        counted = [one for _, one in named]
-        if counted and not any(one is None for one in counted):
+        counted = {name for name, one in named if one is not None}
+        self.calls = [_seen(one, one.name in counted, sample_weight is not None) for one in calls if _are_dense(one)]
+        numbers = [one for _, one in named]
+        if numbers and not any(one is None for one in numbers):
             # Exact if all outputs share the same mask and weights.
-            self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
+            self._report(tf.add_n([tf.reduce_sum(one) for one in numbers]))
             reported = self._reported.get(_replicas.replica_number())
             if reported is not None:
-                if not _divide_alike([one for before, _ in reported for one in before] + counted):
+                if not _divide_alike([one for before, _ in reported for one in before] + numbers):
                     self.unlike = {"compiled losses": "elements that count", "their second call": "other elements"}
-                reported.append((counted, total))
+                reported.append((numbers, total))
         if _tf.steps.added_losses(self._model):
             named.append(("losses that layers add", None))
         if not _divide_alike([one for _, one in named]):
@@ -116,6 +132,11 @@ class ReportingLoss:
 
 def _are_dense(call: _tf.losses.LossCall) -> bool:
     return all(isinstance(one, tf.Tensor) and one.shape.rank for one in (call.target, call.output))
+
+
+def _seen(call: _tf.losses.LossCall, is_counted: bool, has_weights: bool) -> SeenLoss:
+    is_weighted = has_weights or _tf.losses.mask_of(call.output) is not None
+    return SeenLoss(call.name, call.loss, _spec(call.target), _spec(call.output), is_counted, is_weighted)
 
 
 def _spec(tensor: tf.Tensor) -> tf.TensorSpec:

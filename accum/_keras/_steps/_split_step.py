@@ -146,7 +146,7 @@ class SplitStep:
 
         def micro_batch(part: Data, index: Index) -> Nested:
             watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
-            self._collector, self._metrics = Collector(), StepMetrics(self._model, self._count_at(index))
+            self._collector, self._metrics = Collector(is_of_part=True), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
                 stack.enter_context(self._summing_added(index))

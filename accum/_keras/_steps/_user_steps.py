@@ -5,10 +5,9 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
+from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
-    warn_of_lengths,
-    warn_of_losses_of_batch,
     warn_of_summed_losses,
     warn_of_sums_in_batch,
     warn_of_sums_in_cycle,
@@ -76,13 +75,12 @@ class UserSteps:
         if watch is not None:
             watch.warn_of_changes(train_step.operations_beside)
         self._check(train_step, optimizers)
+        is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
         if self._splits_losses or is_cycle:
-            is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)
-        if is_cycle:
-            warn_of_losses_of_batch(model)
-            warn_of_lengths(model)
+        if is_cycle or model._accum.size.tokens is not None:
+            warn_of_losses_of_batch(model, not is_cycle, not is_mean)
         warn_of_sums_in_cycle(model, optimizers)
         if self._splits_losses:
             warn_of_sums_in_batch(model, function, self.sums_losses)

@@ -69,7 +69,7 @@ def _told_by(model: tf.keras.Model, x: Nested, inputs: Sequence[Leaf]) -> _Told:
         tokens = [leaf for leaf in inputs if _rank(leaf) == 2]
         integers = [leaf for leaf in tokens if leaf.dtype.is_integer]
         if tokens:
-            return _Told(integers or tokens, _end_of_nonzero)
+            return _Told(_padded_inputs(integers or tokens), _end_of_nonzero)
     values = [layer.mask_value for layer in layers if isinstance(layer, tf.keras.layers.Masking)]
     features = [leaf for leaf in inputs if (_rank(leaf) or 0) >= 3]
     if values and features:

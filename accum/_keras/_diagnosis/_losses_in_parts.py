@@ -1,0 +1,124 @@
+"""Which compiled losses of a part of the full batch are no mean over its examples? (law L5)"""
+
+from typing import Any, Dict, List, Set
+
+from accum import _check, _rows, _tf
+from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
+from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
+from accum._tf import tf
+
+MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
+"""Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
+
+QUOTIENTS, PRODUCTS = frozenset(["Div", "DivNoNan", "RealDiv"]), frozenset(["Mul"])
+CURVED = frozenset(["Exp", "Log", "Log1p", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square", "SquaredDifference"])
+"""Types of operations that are not linear."""
+
+ACROSS, SUM, STEPS = "across examples", "sum", "steps"
+"""In which ways a loss of a part differs: it looks across examples or divides by a number of its own, it adds up
+examples, or it divides by time steps whose number is that of the part."""
+
+
+def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed: bool) -> None:
+    """Warn once of the compiled losses that have just been computed if those of parts of a batch give another update.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      is_trimmed: whether the parts are micro-batches by tokens, in place of the batches of a cycle.
+      are_summed: whether the gradients of the parts are added up.
+    """
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    if not isinstance(container, ReportingLoss):
+        return
+    key = f"losses: {id(container)}, "
+    found: Dict[str, List[str]] = {}
+    for call in container.calls if model._accum.is_first_time(key + repr(container.calls)) else ():
+        for way in _ways_to_differ(call):
+            found.setdefault(way, []).append(name_of(call.loss) if way != STEPS else call.name)
+    instead = "`micro_batch_tokens`" if is_trimmed else "`accum_steps`"
+    parts = "micro-batch by tokens" if is_trimmed else "batch of a cycle"
+    if ACROSS in found and model._accum.is_first_time(key + ACROSS):
+        _check.warn(
+            f"A compiled loss looks across the examples of a batch, and each {parts} has only some of those "
+            f"of the full batch, so the update differs: pass larger batches and `micro_batch_size` in place of "
+            f"{instead}; or, if the loss is a mean that divides by a number of its own, `micro_batch_weight=`, a "
+            f"function `(x, y, sample_weight)` that returns it. Received: {_check.shown(found[ACROSS])}."
+            " [accum: loss-counts]",
+            _check.InexactWarning,
+        )
+    if SUM in found and not are_summed and model._accum.is_first_time(key + SUM):
+        _check.warn(
+            f"A compiled loss adds up the examples of a batch, and each {parts} has only some of those of the full "
+            "batch, so the mean of their gradients is smaller than the full batch's gradient: pass larger batches and "
+            f"`micro_batch_size` in place of {instead}, or `reduction='sum', micro_batch_weight='equal'`, or let the "
+            f"loss be a mean. Received: {_check.shown(found[SUM])}. [accum: sum]",
+            _check.InexactWarning,
+        )
+    if STEPS in found and not is_trimmed and model._accum.is_first_time(key + STEPS):
+        _check.warn(
+            "A loss divides by all time steps, padding included, and the batches of a cycle may be padded to different "
+            "lengths, unlike the full batch: pad all to the same length, which the shapes of the data then show, or "
+            "pass larger batches and `micro_batch_size` in place of `accum_steps`. Received: outputs "
+            f"{_check.shown(found[STEPS])}. [accum: loss-counts]",
+            _check.InexactWarning,
+        )
+
+
+def _ways_to_differ(call: SeenLoss) -> Set[str]:
+    """Return in which ways a compiled loss is proven to be no mean over examples and their elements."""
+    loss, is_of_keras = call.loss, _tf.losses.is_of_keras(call.loss) and not names_of(call.loss) & ACROSS_EXAMPLES
+    may_have_steps = call.output.shape.rank in (2, 3) and call.output.shape[1] is None
+    if not _tf.layers.comes_with_keras(type(loss).__call__) or (is_of_keras and not may_have_steps):
+        return set()
+    inputs: List[tf.Tensor] = []
+    masks: List[Any] = []
+
+    @_tf.graphs.untouched_by_autograph
+    def traced(*tensors: tf.Tensor) -> tf.Tensor:
+        inputs.extend(tensors)
+        elements = _tf.losses.loss_of_elements(loss, *tensors)
+        masks.append(_tf.losses.mask_of(elements))
+        return tf.identity(elements)
+
+    try:
+        with tf.init_scope():
+            graph = tf.function(traced).get_concrete_function(call.target, call.output).graph
+        (value,) = graph.outputs
+        found = _rows.analyse(graph, [value.op.name], {one.name: _rows.Rows(0, 1) for one in inputs})
+    except Exception:  # of what can't be looked at, nothing is proven
+        return set()
+    return _ways_of(call, value, masks[-1] is not None, found, is_of_keras)
+
+
+def _ways_of(call: SeenLoss, value: tf.Tensor, has_mask: bool, found: _rows.Analysis, is_of_keras: bool) -> Set[str]:
+    """Return the ways of `_ways_to_differ`, given what a loss returns before its reduction, for any number of examples.
+
+    Args:
+      call: the loss.
+      value: what it returns.
+      has_mask: whether Keras divides by what a mask of it leaves.
+      found: what is known of its graph.
+      is_of_keras: whether it is one of Keras that keeps examples apart.
+    """
+    ways, is_scalar = set(), value.shape.rank == 0
+    if has_mask and not call.is_counted or is_scalar and call.is_weighted:
+        ways.add(ACROSS)
+    if not is_of_keras and any(_compares(found, op) for op in value.graph.get_operations() if found.verdict(op.name)):
+        ways.add(ACROSS)
+    if is_scalar and not ways and found.combination(value.name) == "sum" and _tf.losses.is_mean(call.loss):
+        ways.add(SUM)
+    # Those of Keras have averaged over the last axis of an output, which may be that of time steps.
+    has_steps = is_of_keras and call.output.shape.rank == 2 or (value.shape.rank or 0) > 1 and value.shape[1] is None
+    if has_steps and not call.is_counted and not has_mask and _tf.losses.is_mean(call.loss):
+        ways.add(STEPS)
+    return ways
+
+
+def _compares(found: _rows.Analysis, op: tf.Operation) -> bool:
+    """Whether an operation compares examples with each other, or is not linear in what they have been reduced to."""
+    if op.type in MEETINGS and op.name in found.meets:
+        return all(found.rows(one.name) for one in op.inputs[:2])
+    is_of_all = [found.level(one.name) > 0 and _tf.op_walks.holds_values(one) for one in op.inputs]
+    if op.type in QUOTIENTS:
+        return is_of_all[1]
+    return all(is_of_all[:2]) if op.type in PRODUCTS else op.type in CURVED and any(is_of_all)
