@@ -339,6 +339,20 @@ def of_any_length_placeholders():
     return tf1.placeholder(tf.float32, [None, None, 4]), tf1.placeholder(tf.float32, [None, 1])
 
 
+def in_columns(x, y):
+    """Logits [classes, time * examples], as a product with the weights first has them, and images in blocks."""
+    hidden = tf.reshape(tf.transpose(tf.tensordot(x, weight("first", [4, 5]), 1), [1, 0, 2]), [-1, 5])
+    logits = tf.matmul(weight("last", [2, 5]), tf.tanh(hidden), transpose_b=True)
+    images = tf.reshape(tf.tensordot(x, weight("image", [4, 4]), 1), [-1, 4, 6, 1])
+    blocks = tf.nn.conv2d(
+        tf1.space_to_batch(images, [[0, 0], [0, 0]], 2), weight("kernel", [2, 2, 1, 3]), [1] * 4, "SAME"
+    )
+    errors = logits - tf.reshape(tf.tile(y, [6, 1]), [1, -1])
+    loss = tf.sqrt(tf.reduce_mean(errors**2)) + tf.reduce_sum(tf.reduce_mean(tf.reshape(errors, [2, 6, -1]), 2) ** 3)
+    squares = tf.reshape(tf.reduce_mean(blocks, [1, 2, 3]), [4, -1])
+    return loss + tf.reduce_sum(tf.range(4.0) * tf.reduce_mean(squares, 1) ** 2), tf.reduce_max(blocks)
+
+
 def normalized_sequences(x):
     return by_hand(x[:, :, None], "norm")[:, :, 0]
 
@@ -348,6 +362,7 @@ BLOCKS = {
     "real_and_made": real_and_made,
     "normalized": lambda x, y: real_and_made(x, y, lambda x, name: by_hand(x[:, None, None], name)[:, 0, 0]),
     "noisy": noisy,
+    "in_columns": in_columns,
     "of_any_length": of_any_length(major=False),
     "of_any_length_time_major": of_any_length(major=True),
     "of_any_length_normalized": of_any_length(major=False, normalize=normalized_sequences),
