@@ -62,7 +62,7 @@ def value_and_gradients(
     and `loss(outputs, *data)` is computed from those of all examples. If the graph is built on the whole batch already,
     `split_batch` needs no function, only one line.
 
-    With `whole_batch=()`, a `weight` of your own, or ragged or sparse data, `function` is called for each micro-batch.
+    With `whole_batch=()`, `weight="equal"`, or ragged or sparse data, `function` is called for each micro-batch.
     The batch is split along its first axis, in order, into one remainder of at most `micro_batch_size` examples, which
     comes first, and micro-batches x_i of `micro_batch_size` examples. A loop in the graph runs one after the other:
 
@@ -94,8 +94,9 @@ def value_and_gradients(
         including the ones that `function` creates.
       micro_batch_size: the largest number of examples that are computed at a time, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
-        micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
-      whole_batch: None: `function` sees the whole batch, unless there is a `weight`, or data is ragged or sparse. ():
+        micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements. It is
+        not needed, and not called, where `function` sees the whole batch.
+      whole_batch: None: `function` sees the whole batch, unless data is ragged or sparse, or `weight` is "equal". ():
         it sees micro-batches. "batch_norm", "loss", both as a tuple, or "all": as None, but what can't be split is an
         error. "loss" and "all" need `loss`, which implies them.
       recompute: as for `split_batch`.
@@ -131,8 +132,9 @@ def value_and_gradients(
         )
     task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
     listed = None if variables is None else checked_variables(_parts(variables))
-    is_default = whole_batch is None and task.weight == "examples" and Batch(data).is_dense
+    is_default = whole_batch is None and task.weight != "equal" and Batch(data).is_dense
     if is_default or task.barriers or task.loss is not None:
+        task = task._replace(weight="examples") if is_default else task  # the whole batch needs no weights
         value, pairs = whole_value(task, data, listed, is_default)
         note_computed(pairs)
         return value, pairs

@@ -157,10 +157,24 @@ def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact():
         return tf.reduce_sum(tf.cast(data["words"][:, 0] > 2, tf.float32))
 
     theirs = run_in_graph(in_one(masked))
-    assert_close(run_in_graph(in_micro_batches(masked, 3, weight=count)), theirs)
-    assert_close(run_in_graph(in_micro_batches(masked, 1, weight=count)), theirs)  # some are NaN, and count for nothing
+    for how in ({}, APART):
+        assert_close(run_in_graph(in_micro_batches(masked, 3, weight=count, **how)), theirs)
+        assert_close(run_in_graph(in_micro_batches(masked, 1, weight=count, **how)), theirs)  # some would be NaN
     assert_close(run_in_graph(in_micro_batches(masked, 8)), theirs)  # which sees all examples
     assert abs(run_in_graph(in_micro_batches(masked, 8, **APART))[0] - theirs[0]) > 1e-3
+
+
+@pytest.mark.law("L18", "L21")
+def test_with_a_weight_too_examples_meet_in_the_whole_batch():
+    def normalized(data, labels):
+        hidden = tf.matmul(data["x"], variable("kernel"))
+        mean, variance = tf.nn.moments(hidden, [0])
+        return tf.reduce_mean((tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3) - labels) ** 2)
+
+    count = lambda data, labels: tf.shape(labels)[0]
+    theirs = run_in_graph(in_one(normalized))
+    assert_close(run_in_graph(in_micro_batches(normalized, 3, weight=count)), theirs)
+    assert abs(run_in_graph(in_micro_batches(normalized, 3, weight=count, **APART))[0] - theirs[0]) > 1e-3
 
 
 @pytest.mark.slow
@@ -729,7 +743,7 @@ def test_gradients_have_the_dtype_of_their_variables():
         ({"micro_batch_size": None}, TypeError, "None and 'auto' are for `GradientAccumulateModel`"),
         ({"micro_batch_size": "auto"}, ValueError, "None and 'auto' are for `GradientAccumulateModel`"),
         ({"weight": "tokens"}, ValueError, "`weight` must be one of ['examples', 'equal']"),
-        ({"weight": lambda data, labels: -1.0}, ValueError, "`weight` must be a scalar >= 0"),
+        ({"weight": lambda data, labels: -1.0, "whole_batch": ()}, ValueError, "`weight` must be a scalar >= 0"),
         ({"function": 3}, TypeError, "`function` must be a function"),
         ({"function": lambda data, labels: labels}, ValueError, "must return a scalar loss"),
         ({"function": lambda data, labels: None}, TypeError, "must return a scalar loss"),
