@@ -315,7 +315,7 @@ def trained(case, **options):
         logs = model.fit(x, y, batch_size=size, shuffle=False, verbose=0).history
         parts = model.encoder, model.head, model.teacher
         state = [var for part in parts for var in part.variables if "seed" not in var.name] + [model.steps, model.queue]
-        found.append([np.array(var) for var in state])
+        found.append([np.array(tf.convert_to_tensor(var)) for var in state])
         found[-1] += [] if IS_KERAS_3 else [logs[key] for key in sorted(logs)]
     return found
 
