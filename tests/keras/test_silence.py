@@ -1216,6 +1216,32 @@ def test_gradients_of_a_loss_that_adds_up_examples_may_be_added_up(kind):
     assert said == [] and apart < 2e-6
 
 
+class Deviation(layers.Layer):
+    """Adds how far the examples of a batch are apart to each, as the discriminators of some GANs do."""
+
+    def call(self, inputs):
+        return inputs + tf.sqrt(tf.reduce_mean((inputs - tf.reduce_mean(inputs, axis=0)) ** 2) + 1e-3)
+
+
+@pytest.mark.law("L1", "L17")
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_network_in_which_examples_meet_is_named_in_cycles(meets):
+    """What is named ends elsewhere than at the full batch, and what is not ends there."""
+    ended = []
+    for accum_steps, batch_size in ((1, 8), (2, 4)):
+        model = tf.keras.Sequential(
+            [tf.keras.Input((3,)), layers.Dense(4), Deviation() if meets else layers.Activation("tanh"), linear()]
+        )
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = from_model(model, accum_steps)
+        model.compile(sgd(), "mse")
+        with warned(category=accum.InexactWarning) as said:
+            model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    assert ["examples of a batch meet in the network" in line for line in said] == [True] * meets
+    assert (max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4) == meets
+
+
 class AveragingEachTime(Averaging):
     def train_step(self, data):
         logs = step_by_mean_square(self, self.optimizer, *data)

@@ -3,9 +3,10 @@
 from typing import Any, Dict, List, Set
 
 from accum import _check, _rows, _tf
+from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
-from accum._tf import tf
+from accum._tf import Nested, tf
 
 MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
 """Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
@@ -60,6 +61,41 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
             "lengths, unlike the full batch: pad all to the same length, which the shapes of the data then show, or "
             "pass larger batches and `micro_batch_size` in place of `accum_steps`. Received: outputs "
             f"{_check.shown(found[STEPS])}. [accum: loss-counts]",
+            _check.InexactWarning,
+        )
+
+
+def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool) -> None:
+    """Warn once if examples provably meet in the network whose losses have just been computed, in a traced train step.
+
+    Of batch normalisation there are warnings of their own.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      x: the inputs of a part of a batch.
+      is_trimmed: as for `warn_of_losses_of_batch`.
+    """
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    outputs = container.outputs if isinstance(container, ReportingLoss) else []
+    if not outputs or tf.executing_eagerly() or batch_norms_of(model) or _tf.batch_norm.batch_norms_in(model):
+        return
+    if not model._accum.is_first_time(f"network: {id(container)}"):
+        return
+    graph = outputs[0].graph
+    leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    given = {leaf.name: _rows.Rows(0, 1) for leaf in leaves if leaf.graph is graph}
+    try:
+        found = _rows.analyse(graph, [output.op.name for output in outputs], given)
+    except Exception:  # of what can't be looked at, nothing is proven
+        return
+    met = [*found.meets, *found.reduces]
+    if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
+        instead = "`micro_batch_tokens`" if is_trimmed else "`accum_steps`"
+        parts = "micro-batch by tokens" if is_trimmed else "batch of a cycle"
+        _check.warn(
+            f"The examples of a batch meet in the network, and each {parts} has only some of those of the full batch, "
+            f"so the update differs: pass larger batches and `micro_batch_size` in place of {instead}. Received: "
+            f"operations {_check.shown(met)}. [accum: examples-meet]",
             _check.InexactWarning,
         )
 

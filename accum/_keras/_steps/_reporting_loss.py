@@ -45,6 +45,7 @@ class ReportingLoss:
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
       calls: the losses that were last computed.
+      outputs: within a train step that is traced, the outputs of the model that losses were last computed of.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ReportingLoss:
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
         self.calls: List[SeenLoss] = []
+        self.outputs: List[tf.Tensor] = []
         # Replica -> what calls in its current train step have reported and returned.
         self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
 
@@ -68,6 +70,7 @@ class ReportingLoss:
             yield
         finally:  # tensors keep their graph
             self._reported.pop(replica, None)
+            self.outputs = []
 
     def compare(self, total: Any, added: Sequence[tf.Tensor]) -> None:
         """Note whether what a `compute_loss` of the user's returns has terms beside the compiled losses, in a graph.
@@ -106,6 +109,8 @@ class ReportingLoss:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
             return total
+        if not tf.executing_eagerly() and _replicas.replica_number() in self._reported:
+            self.outputs = [one.output for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
         counted = {name for name, one in named if one is not None}
         self.calls = [_seen(one, one.name in counted, sample_weight is not None) for one in calls if _are_dense(one)]

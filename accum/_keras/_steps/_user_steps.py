@@ -5,7 +5,7 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
-from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch
+from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch, warn_of_network_of_batch
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
     warn_of_summed_losses,
@@ -72,6 +72,8 @@ class UserSteps:
             if isinstance(container, ReportingLoss):
                 stack.enter_context(container.of_train_step())
             logs = self.run("train_step", data)
+            if is_cycle or model._accum.size.tokens is not None:
+                warn_of_network_of_batch(model, _tf.losses.unpack_data(data)[0], not is_cycle)
         if watch is not None:
             watch.warn_of_changes(train_step.operations_beside)
         self._check(train_step, optimizers)
