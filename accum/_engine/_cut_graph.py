@@ -402,6 +402,12 @@ class CutGraph:
 
     def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
         self._require_plain_reads(handle)
+        for node in nodes:
+            if node.type not in ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
+                raise ValueError(
+                    "With `whole_batch`, a layer can't assign to parts of a variable: assign to all of it. Received: "
+                    f"{node.name!r}, a {node.type}. [accum: whole-batch-loop]"
+                )
         dtype = next(_dtype(node) for node in nodes)
         current = self._state_of(handle, dtype)
         for node in nodes:
@@ -409,17 +415,12 @@ class CutGraph:
                 self._aliases[f"{node.name}:0"] = current
             elif node.type == "AssignVariableOp":
                 current = self._aliases.get(node.inputs[1], node.inputs[1])
-            elif node.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+            else:
                 kind = "AddV2" if node.type == "AssignAddVariableOp" else "Sub"
                 added = self._aliases.get(node.inputs[1], node.inputs[1])
                 name = f"accum_next/{node.name}"
                 self._add(_tf.graph_parts.new_node(name, kind, [current, added], T=dtype))
                 current = f"{name}:0"
-            else:
-                raise ValueError(
-                    "With `whole_batch`, a layer can't assign to parts of a variable: assign to all of it. Received: "
-                    f"{node.name!r}, a {node.type}. [accum: whole-batch-loop]"
-                )
         finals[handle] = current
 
     def spec(self, key: Key) -> tf.TensorSpec:

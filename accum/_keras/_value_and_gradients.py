@@ -70,7 +70,8 @@ def value_and_gradients(
       variables: list of variables to differentiate with respect to.
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
-        micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
+        micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements. By
+        default, it counts in one pass alone; where `function` sees the whole batch, it is not needed.
       whole_batch: what is computed over the whole batch. None: what exactness needs. A mean over examples that provably
         do not meet takes one pass; so does a sum over them, divided by what a `weight` of your own computes in the
         same operations. Otherwise, it is computed as with "batch_norm", or, if it can't be split, at once, with a
@@ -129,7 +130,8 @@ def _value_and_gradients(
     listed = checked_variables(variables)
     is_default = options["whole_batch"] is None
     if is_default and (task.loss is not None or not _is_one_pass(task, data, listed)):
-        task = task._replace(barriers=("batch_norm",))
+        # The function sees the whole batch then, and needs no weights.
+        task = task._replace(barriers=("batch_norm",), weight="examples" if callable(task.weight) else task.weight)
     weight = calls["weight"] if callable(task.weight) else task.weight
     task = task._replace(weight=weight, loss=None if task.loss is None else calls["loss"])
     if task.barriers or task.loss is not None:
@@ -197,8 +199,11 @@ def _as_in_function_of_users(task: Task) -> Task:
 PLAIN = (bool, int, float, str, type(None))
 """Types of data whose representation says all of them."""
 
-_PROVEN: "weakref.WeakKeyDictionary[Any, Set[Tuple[str, Any]]]" = weakref.WeakKeyDictionary()
-"""{function of the user's: for which data and variables, and which weight, one pass over it is proven}"""
+_PROVEN: "weakref.WeakKeyDictionary[Any, Tuple[Any, Dict[str, Set[str]]]]" = weakref.WeakKeyDictionary()
+"""{function of the user's: ({weight of the user's: kinds}, {name of a weight: kinds})}
+
+A kind is that of the data and variables for which one pass over the function is proven.
+"""
 
 
 def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> bool:
@@ -212,13 +217,15 @@ def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> 
     if not batch.is_dense:
         return False
     others = tf.nest.map_structure(lambda leaf: None if isinstance(as_tensor(leaf), tf.Tensor) else leaf, data)
-    kind: Tuple[str, Any] = (repr((batch.specs(), others, [id(variable) for variable in variables])), task.weight)
-    is_kept = tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in tf.nest.flatten(others))
-    try:
-        kind = (kind[0], weakref.ref(task.weight)) if callable(task.weight) else kind
-        proven = _PROVEN.setdefault(task.function, set()) if is_kept else set()
-    except TypeError:  # nothing can refer to it
-        proven = set()
+    kind = repr((batch.specs(), others, [id(variable) for variable in variables]))
+    proven: Set[str] = set()
+    if tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in tf.nest.flatten(others)):
+        try:
+            of_weights, of_names = _PROVEN.setdefault(task.function, (weakref.WeakKeyDictionary(), {}))
+            proofs: Any = of_weights if callable(task.weight) else of_names
+            proven = proofs.setdefault(task.weight, proven)
+        except TypeError:  # nothing can refer to one of them
+            pass
     if kind not in proven and _is_proven(_as_in_function_of_users(task), data, batch):
         proven.add(kind)
     return kind in proven
@@ -259,7 +266,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
 def _is_mean(found: _rows.Analysis, value: tf.Tensor, weight: Optional[tf.Tensor] = None) -> bool:
     """Whether a loss is a mean over examples, or a sum over them that is divided by `weight`, perhaps scaled."""
     op, kind = value.op, found.combination(value.name)
-    if kind in MEANS:
+    if kind == "constant" or (kind == "mean" and weight is None):
         return True
     if weight is None or not op.inputs:
         return False

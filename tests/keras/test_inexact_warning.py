@@ -163,8 +163,9 @@ def test_batches_of_different_lengths_are_named_if_the_loss_divides_by_their_pad
     for head, shape in [([], (4,)), ([layers.Dense(1), layers.Reshape((-1,))], ())]:
         with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
             fitted_to_texts("mse", *head, shape=shape)
-    with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
-        fitted_to_texts(lambda y, outputs: tf.reduce_mean(tf.abs(y - outputs), axis=-1), shape=(4,))
+    for axis in (-1, [1, 2], None):
+        with pytest.warns(accum.InexactWarning, match="padded to different.*loss-counts"):
+            fitted_to_texts(lambda y, outputs, axis=axis: tf.reduce_mean(tf.abs(y - outputs), axis=axis), shape=(4,))
     with silent(accum.InexactWarning):
         fitted_to_texts(lambda y, outputs: tf.reduce_sum((y - outputs) ** 2, axis=[1, 2]), shape=(4,))
 

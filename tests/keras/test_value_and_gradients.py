@@ -188,6 +188,7 @@ def errors_of(kernel, x, y, mask):
 
 
 LOSSES = {
+    "plain mean": lambda kernel, x, y, mask: tf.reduce_mean((tf.matmul(x, kernel) - y) ** 2),
     "masked mean": lambda kernel, *data: errors_of(kernel, *data) / count_of(*data),
     "and a constant": lambda kernel, *data: errors_of(kernel, *data) / count_of(*data) + tf.reduce_sum(kernel**2),
     "two means": lambda kernel, *data: (
@@ -203,7 +204,7 @@ LOSSES = {
         tf.cond(tf.shape(x)[0] > 4, lambda: 2.0 * tf.matmul(x, kernel), lambda: tf.matmul(x, kernel)) ** 2
     ),
 }
-ONE_PASS = {("masked mean", count_of), ("and a constant", count_of)}
+ONE_PASS = {("plain mean", "examples"), ("masked mean", count_of), ("and a constant", count_of)}
 
 
 @pytest.mark.law("L18", "L21")
@@ -464,8 +465,8 @@ REFUSED = [
     ({"micro_batch_size": "auto"}, ValueError, "None and 'auto' are for `GradientAccumulateModel`"),
     ({"weight": "tokens"}, ValueError, "`weight` must be one of ['examples', 'equal']"),
     ({"weight": 3.0}, ValueError, "`weight` must be one of ['examples', 'equal']"),
-    ({"weight": lambda x, y: -1.0}, ValueError, "`weight` must be a scalar >= 0"),
-    ({"weight": lambda x, y: y}, ValueError, "`weight` must be a scalar >= 0"),
+    ({"weight": lambda x, y: -1.0, "whole_batch": ()}, ValueError, "`weight` must be a scalar >= 0"),
+    ({"weight": lambda x, y: y, "whole_batch": ()}, ValueError, "`weight` must be a scalar >= 0"),
     ({"function": 3}, TypeError, "`function` must be a function. Received: function=3."),
     ({"function": lambda x, y: of_known(x, y) * y}, ValueError, "must return a scalar loss"),
     ({"function": lambda x, y: None}, TypeError, "must return a scalar loss"),
@@ -1155,7 +1156,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("is_traced", mainly([False, True], True))
 @pytest.mark.parametrize("name", mainly(sorted(FUNCTIONS), "sum", "quotient of sums", "root of a mean"))
 def test_whatever_a_function_makes_of_its_examples_is_that_of_the_full_batch(name, is_traced, options, has_norm):
-    """A mean is proven to be one. Its `weight` is what "mean over some" divides by."""
+    """A mean is proven to be one. The `weight` is what "mean over some" divides by."""
     kernel = tf.Variable(KERNEL)
     shares = tf.constant(0.1 + np.random.RandomState(2).uniform(size=N).astype("float32"))
 
@@ -1171,8 +1172,6 @@ def test_whatever_a_function_makes_of_its_examples_is_that_of_the_full_batch(nam
     expected = [value, tape.gradient(value, kernel)]
     if options.get("weight"):
         options = {"weight": lambda x, share: tf.reduce_sum(share)}
-        if name == "mean":
-            pytest.skip("it divides by something else than this weight, which says what it divides by")
     call = lambda: accum.value_and_gradients(loss, (tf.constant(X), shares), [kernel], 4, **options)
     ours = tf.function(call)() if is_traced else call()
     assert apart([ours[0], *ours[1]], expected) < 2e-5

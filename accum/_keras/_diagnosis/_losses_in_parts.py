@@ -1,6 +1,8 @@
 """Which compiled losses of a part of the full batch are no mean over its examples? (law L5)"""
 
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Set, Tuple, Union
+
+import numpy as np
 
 from accum import _check, _rows, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
@@ -32,26 +34,25 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
     if not isinstance(container, ReportingLoss):
         return
     key = f"losses: {id(container)}, "
+    kinds = [(id(one.loss), one.output.shape.rank, _has_unknown_steps(one.output)) for one in container.calls]
     found: Dict[str, List[str]] = {}
-    for call in container.calls if model._accum.is_first_time(key + repr(container.calls)) else ():
+    for call in container.calls if model._accum.is_first_time(f"{key}{kinds}") else ():
         for way in _ways_to_differ(call):
             found.setdefault(way, []).append(name_of(call.loss) if way != STEPS else call.name)
-    instead = "`micro_batch_tokens`" if is_trimmed else "`accum_steps`"
-    parts = "micro-batch by tokens" if is_trimmed else "batch of a cycle"
+    parts, instead = _words(is_trimmed)
     if ACROSS in found and model._accum.is_first_time(key + ACROSS):
         _check.warn(
-            f"A compiled loss looks across the examples of a batch, and each {parts} has only some of those "
-            f"of the full batch, so the update differs: pass larger batches and `micro_batch_size` in place of "
-            f"{instead}; or, if the loss is a mean that divides by a number of its own, `micro_batch_weight=`, a "
-            f"function `(x, y, sample_weight)` that returns it. Received: {_check.shown(found[ACROSS])}."
-            " [accum: loss-counts]",
+            f"A compiled loss looks across the examples of a batch, and each {parts} has only some of those of the "
+            f"full batch, so the update differs: pass {instead}; or, if the loss is a mean that divides by a number of "
+            "its own, `micro_batch_weight=`, a function `(x, y, sample_weight)` that returns it. Received: "
+            f"{_check.shown(found[ACROSS])}. [accum: loss-counts]",
             _check.InexactWarning,
         )
     if SUM in found and not are_summed and model._accum.is_first_time(key + SUM):
         _check.warn(
             f"A compiled loss adds up the examples of a batch, and each {parts} has only some of those of the full "
-            "batch, so the mean of their gradients is smaller than the full batch's gradient: pass larger batches and "
-            f"`micro_batch_size` in place of {instead}, or `reduction='sum', micro_batch_weight='equal'`, or let the "
+            f"batch, so the mean of their gradients is smaller than the full batch's gradient: pass {instead}, or "
+            "`reduction='sum', micro_batch_weight='equal'`, or let the "
             f"loss be a mean. Received: {_check.shown(found[SUM])}. [accum: sum]",
             _check.InexactWarning,
         )
@@ -63,6 +64,13 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
             f"{_check.shown(found[STEPS])}. [accum: loss-counts]",
             _check.InexactWarning,
         )
+
+
+def _words(is_trimmed: bool) -> Tuple[str, str]:
+    """Return what a part of the full batch is called, and what to pass instead."""
+    if is_trimmed:
+        return "micro-batch by tokens", "`micro_batch_size` in place of `micro_batch_tokens`"
+    return "batch of a cycle", "larger batches and `micro_batch_size` in place of `accum_steps`"
 
 
 def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool) -> None:
@@ -90,11 +98,10 @@ def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool)
         return
     met = [*found.meets, *found.reduces]
     if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
-        instead = "`micro_batch_tokens`" if is_trimmed else "`accum_steps`"
-        parts = "micro-batch by tokens" if is_trimmed else "batch of a cycle"
+        parts, instead = _words(is_trimmed)
         _check.warn(
             f"The examples of a batch meet in the network, and each {parts} has only some of those of the full batch, "
-            f"so the update differs: pass larger batches and `micro_batch_size` in place of {instead}. Received: "
+            f"so the update differs: pass {instead}. Received: "
             f"operations {_check.shown(met)}. [accum: examples-meet]",
             _check.InexactWarning,
         )
@@ -103,8 +110,7 @@ def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool)
 def _ways_to_differ(call: SeenLoss) -> Set[str]:
     """Return in which ways a compiled loss is proven to be no mean over examples and their elements."""
     loss, is_of_keras = call.loss, _tf.losses.is_of_keras(call.loss) and not names_of(call.loss) & ACROSS_EXAMPLES
-    may_have_steps = call.output.shape.rank in (2, 3) and call.output.shape[1] is None
-    if not _tf.layers.comes_with_keras(type(loss).__call__) or (is_of_keras and not may_have_steps):
+    if not _tf.layers.comes_with_keras(type(loss).__call__) or (is_of_keras and not _has_unknown_steps(call.output)):
         return set()
     inputs: List[tf.Tensor] = []
     masks: List[Any] = []
@@ -143,11 +149,25 @@ def _ways_of(call: SeenLoss, value: tf.Tensor, has_mask: bool, found: _rows.Anal
         ways.add(ACROSS)
     if is_scalar and not ways and found.combination(value.name) == "sum" and _tf.losses.is_mean(call.loss):
         ways.add(SUM)
-    # Those of Keras have averaged over the last axis of an output, which may be that of time steps.
-    has_steps = is_of_keras and call.output.shape.rank == 2 or (value.shape.rank or 0) > 1 and value.shape[1] is None
-    if has_steps and not call.is_counted and not has_mask and _tf.losses.is_mean(call.loss):
+    averaged = any(_averages_steps(found, op) for op in value.graph.get_operations() if op.type == "Mean")
+    averages = _has_unknown_steps(value) and _tf.losses.is_mean(call.loss)
+    if (averaged or averages) and not call.is_counted and not has_mask:
         ways.add(STEPS)
     return ways
+
+
+def _has_unknown_steps(tensor: Union[tf.Tensor, tf.TensorSpec]) -> bool:
+    return tensor.shape.rank in (2, 3) and tensor.shape[1] is None
+
+
+def _averages_steps(found: _rows.Analysis, mean: tf.Operation) -> bool:
+    """Whether a `Mean` goes over an axis of unknown length other than that of the examples."""
+    tensor, axes = mean.inputs[0], tf.get_static_value(mean.inputs[1])
+    rows, rank = found.rows(tensor.name), tensor.shape.rank
+    if rows is None or axes is None or not rank:
+        return False
+    places = [axis % rank for axis in np.ravel(axes)]
+    return any(place != rows.axis and tensor.shape[place] is None for place in places)
 
 
 def _compares(found: _rows.Analysis, op: tf.Operation) -> bool:

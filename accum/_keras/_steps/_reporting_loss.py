@@ -21,7 +21,7 @@ class SeenLoss(NamedTuple):
       loss: an object whose `call` is its function.
       target, output: what it was computed of, for any number of examples.
       is_counted: whether the number by which it divides is known and reported.
-      is_weighted: whether there are weights for examples, or a mask.
+      is_weighted: whether there is a mask or, in Keras 3, are weights. Keras 2 refuses those where they would not fit.
     """
 
     name: str
@@ -113,7 +113,7 @@ class ReportingLoss:
             self.outputs = [one.output for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
         counted = {name for name, one in named if one is not None}
-        self.calls = [_seen(one, one.name in counted, sample_weight is not None) for one in calls if _are_dense(one)]
+        self.calls = [_seen(one, one.name in counted) for one in calls if _are_dense(one)]
         numbers = [one for _, one in named]
         if numbers and not any(one is None for one in numbers):
             # Exact if all outputs share the same mask and weights.
@@ -139,8 +139,8 @@ def _are_dense(call: _tf.losses.LossCall) -> bool:
     return all(isinstance(one, tf.Tensor) and one.shape.rank for one in (call.target, call.output))
 
 
-def _seen(call: _tf.losses.LossCall, is_counted: bool, has_weights: bool) -> SeenLoss:
-    is_weighted = has_weights or _tf.losses.mask_of(call.output) is not None
+def _seen(call: _tf.losses.LossCall, is_counted: bool) -> SeenLoss:
+    is_weighted = call.weights is not None or _tf.losses.mask_of(call.output) is not None
     return SeenLoss(call.name, call.loss, _spec(call.target), _spec(call.output), is_counted, is_weighted)
 
 
