@@ -63,6 +63,9 @@ ROUNDED = {"pix2pix": 1e-5, "pspnet": 6e-6, "yolov3-slim": 6e-5}
 """How far off three programs are that miss the bar. With other last digits in its inputs, the full batch of yolov3-slim
 moves as far, and that of pix2pix about half as far; that of pspnet was not tried."""
 
+FINER = {"dc-tts": 1e-8}
+"""A bar below `BAR` for a program whose weights move less than that in its three steps."""
+
 
 @pytest.mark.law("L21")
 def test_every_program_that_is_split_in_one_line_agrees_in_all_variables():
@@ -70,7 +73,7 @@ def test_every_program_that_is_split_in_one_line_agrees_in_all_variables():
     ran = {name: record for name, record in splits.items() if "failed" not in record}
     assert len(ran) >= 14
     for name, record in ran.items():
-        bar = ROUNDED.get(name, script.BAR)
+        bar = dict(ROUNDED, **FINER).get(name, script.BAR)
         assert record["agreement"] <= bar < record["moved"], name
         assert record["as_it_is"] <= bar + 2 * record["own_as_it_is"], name
         assert record["added"] - record["removed"] <= 3 and record["same_variables"], name
