@@ -9,7 +9,7 @@ whose first axis, and no other, is as long as the batch: these are cut into micr
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _rows, _tf
-from accum._engine._meetings import Combinations, spread_over_examples
+from accum._engine._meetings import spread_means
 from accum._engine._part import Part
 from accum._engine._trace import Marks
 from accum._tf import tf
@@ -30,7 +30,7 @@ class Joined(NamedTuple):
 
 
 def join_rows(
-    marks: Marks, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], spread: Combinations
+    marks: Marks, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], are_means: bool
 ) -> List[tf.Tensor]:
     """Mark what is computed with the whole batch. Returns the outputs, which may be among what is replaced.
 
@@ -38,14 +38,14 @@ def join_rows(
       marks: `Marks`, of the graph that is being traced.
       inputs: the tensors of a micro-batch.
       outputs: the outputs of the function.
-      spread: as for `spread_over_examples`.
+      are_means: whether these are those of `spread_means`.
     """
-    graph = _Graph(marks, inputs, list(outputs), spread)
+    graph = _Graph(marks, inputs, list(outputs), are_means)
     joined = graph.joined()
     while joined is not None:
         parts = _marked(marks, graph, joined)
         replaced = graph.replace(dict(zip([tensor.name for tensor in joined.results], parts)))
-        graph = _Graph(marks, inputs, replaced, spread)
+        graph = _Graph(marks, inputs, replaced, are_means)
         joined = graph.joined()
     return graph.outputs
 
@@ -69,9 +69,7 @@ def _marked(marks: Marks, graph: "_Graph", joined: Joined) -> List[tf.Tensor]:
 class _Graph:
     """The graph of a trace, and where examples meet in it."""
 
-    def __init__(
-        self, marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], spread: Combinations
-    ) -> None:
+    def __init__(self, marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], are_means: bool) -> None:
         self._marks = marks
         self.outputs = outputs
         taken = [tensor for tensors, *_ in marks.wholes for tensor in tensors]
@@ -86,7 +84,7 @@ class _Graph:
         given = {one.name: _rows.Rows(0, 1) for one in rows if _has_examples(one)}
         drawn = marks.draws.names()
         self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
-        for op in spread_over_examples(self._found, outputs, spread).values():
+        for op in spread_means(self._found, outputs).values() if are_means else ():
             self._own |= {tensor.op.name for tensor in op.inputs}
         mixed = [name for name in self._found.meets if name in {key.partition(":")[0] for key in drawn}]
         if mixed:

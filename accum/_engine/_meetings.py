@@ -14,38 +14,30 @@ from accum._tf import tf
 OF_EXAMPLES = _rows.Rows(0, 1)
 
 
-Combinations = Sequence[str]
-"""How the numbers of micro-batches may give that of the batch, as `combination` of `accum._rows.Analysis`."""
-
-MEANS: Combinations = ("mean", "constant")
-
-
-def spread_over_examples(
-    found: _rows.Analysis, outputs: Sequence[tf.Tensor], spread: Combinations
-) -> Dict[Key, tf.Operation]:
-    """Return {output: operation that fills it} for a number and its weight that are combined from micro-batches.
+def spread_means(found: _rows.Analysis, outputs: Sequence[tf.Tensor]) -> Dict[Key, tf.Operation]:
+    """Return {output: operation that fills it} for a mean over examples and its weight, spread over the examples.
 
     Args:
       found: the analysis.
-      outputs: of the function.
-      spread: how the number, in the first one, may be combined; empty: the outputs are no such number and its weight.
+      outputs: a number and its weight, spread over the examples. The number counts only if it is proven to be a mean.
     """
     filling: Dict[Key, tf.Operation] = {}
-    for output in outputs if spread else ():
+    for output in outputs:
         op = output.op
         while op.type == "Identity":
             op = op.inputs[0].op
-        if op.type == "Fill" and (output is not outputs[0] or found.combination(op.inputs[1].name) in spread):
+        is_weight = output is not outputs[0]
+        if op.type == "Fill" and (is_weight or found.combination(op.inputs[1].name) in ("mean", "constant")):
             filling[output.name] = op
     return filling
 
 
-def meetings(trace: Trace, spread: Combinations = ()) -> List[str]:
+def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     """Return the names of the operations in which examples meet, or may meet; none if all results are proven apart.
 
     Args:
       trace: the function. All that it takes of an example must be dense.
-      spread: as for `spread_over_examples`.
+      are_means: whether the outputs are those of `spread_means`.
     """
     graph = trace.graph
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
@@ -71,7 +63,7 @@ def meetings(trace: Trace, spread: Combinations = ()) -> List[str]:
     if mixing:
         return mixing
     outputs = list(map(graph.get_tensor_by_name, trace.outputs))
-    filling = spread_over_examples(found, outputs, spread)
+    filling = spread_means(found, outputs) if are_means else {}
     levels = dict.fromkeys(filling, 1)
     own_ops = set(map(_name_of, moments))  # and what spreads a mean
     own_ops |= {tensor.op.name for op in filling.values() for tensor in op.inputs}

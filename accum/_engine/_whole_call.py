@@ -12,7 +12,7 @@ from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import divided
 from accum._engine._joined_rows import join_rows
 from accum._engine._linked_gradient import with_gradient
-from accum._engine._meetings import Combinations, drawing_for_all, meetings
+from accum._engine._meetings import drawing_for_all, meetings
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._replicas import replica_number
 from accum._engine._segments import NOT_BATCHED, SegmentedFunction, Segments, with_examples
@@ -41,7 +41,7 @@ def segments_of(
     differentiable: bool = True,
     receive: Optional[Receive] = None,
     compiled: bool = False,
-    spread: Combinations = (),
+    are_means: bool = False,
     looks_for_meetings: bool = True,
     refuses_meetings: bool = False,
 ) -> Segments:
@@ -56,7 +56,7 @@ def segments_of(
       differentiable: whether the gradient is needed.
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
-      spread: as for `spread_over_examples`.
+      are_means: whether the outputs are those of `spread_means`.
       looks_for_meetings: whether to look for operations in which examples meet, which takes a while. They are
         computed with the whole batch.
       refuses_meetings: whether those that can't be raise `ExamplesMeet`, instead of a warning.
@@ -74,7 +74,7 @@ def segments_of(
             outputs = function(tensors, marks)
         if finds_statistics:
             outputs = FoundStatistics(marks, tensors, receive).replace(outputs)
-        return join_rows(marks, tensors, outputs, spread) if joins else outputs
+        return join_rows(marks, tensors, outputs, are_means) if joins else outputs
 
     def segments(directly: bool, joins: bool = False) -> Segments:
         function_of_part = lambda tensors, marks: traced(tensors, marks, directly, joins)
@@ -91,10 +91,10 @@ def segments_of(
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
     if not looks:
         return made
-    unknown = _meetings(made, batch, spread)
+    unknown = _meetings(made, batch, are_means)
     if unknown and batch.is_dense:
         # TensorFlow's own gradient of a function that was copied is not that of the function.
-        joined = _joined(lambda: segments(True, joins=True), batch, spread)
+        joined = _joined(lambda: segments(True, joins=True), batch, are_means)
         if joined is not None:
             return joined
     if unknown and refuses_meetings:
@@ -107,21 +107,21 @@ def segments_of(
     return made
 
 
-def _meetings(made: Segments, batch: Batch, spread: Combinations) -> List[str]:
+def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
     """Return the names of operations in which examples meet, or may meet, other than at barriers."""
     trace = made.graph.trace
     if not batch.is_dense:
         return trace.unknown or ["inputs that are ragged or sparse, for which that is not known"]
-    return meetings(trace, spread)
+    return meetings(trace, are_means)
 
 
-def _joined(segments: Callable[[], Segments], batch: Batch, spread: Combinations) -> Optional[Segments]:
+def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:
     """Return segments that compute what examples meet in with the whole batch, or None if that isn't possible."""
     try:
         made = segments()
     except Exception:  # what is wrong with the function itself has shown before
         return None
-    return None if _meetings(made, batch, spread) else made
+    return None if _meetings(made, batch, are_means) else made
 
 
 def whole_call(

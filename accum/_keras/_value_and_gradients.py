@@ -9,7 +9,7 @@ from accum._engine._batch import Batch, as_tensor
 from accum._engine._cut_graph import CutGraph
 from accum._engine._draws import warn_of_others
 from accum._engine._gradients import keeping_gradients
-from accum._engine._meetings import MEANS, looked_up_by_shapes, looked_up_for_all, own_gradients
+from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._engine._value_and_gradients import (
     AT_ONCE,
     Derived,
@@ -71,7 +71,7 @@ def value_and_gradients(
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements. By
-        default, it counts in one pass alone; where `function` sees the whole batch, it is not needed.
+        default, the result is `function` of the whole batch whatever the weight, which may save a pass over the batch.
       whole_batch: what is computed over the whole batch. None: what exactness needs. A mean over examples that provably
         do not meet takes one pass; so does a sum over them, divided by what a `weight` of your own computes in the
         same operations. Otherwise, it is computed as with "batch_norm", or, if it can't be split, at once, with a
@@ -167,7 +167,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
             task.recompute,
             finds,
             compiled=compiled,
-            spread=() if task.loss is not None else MEANS,
+            are_means=task.loss is None,
             refuses_meetings=is_default,
         )
         _check_moved(segments.graph, is_default)

@@ -71,9 +71,9 @@ class Analysis:
         return self._decided.rows_of(tensor_name)
 
     def layout(self, tensor_name: str) -> Optional[Layout]:
-        """Return the `Layout` of a tensor; None for one that has none, or of which only a shape tells both numbers.
+        """Return the `Layout` of a tensor; None if it has none, or if both its numbers may differ from run to run.
 
-        If one of these is 1, the other is what the length of the axis leaves, which may differ from run to run.
+        If only one of them may, the other is 1, and the length of the axis tells it.
         """
         return self._decided.layout_of(tensor_name)
 

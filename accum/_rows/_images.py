@@ -69,7 +69,7 @@ def on_first_axis(op: Op, indices: Sequence[int]) -> Layout:
 def recurrent(op: Op) -> Outcome:
     """A recurrent layer on a GPU: sequences and states of the examples, and the parameters, which are for all of them.
 
-    A GRU has no state of cells, in place of which it takes and returns a number.
+    In the place of a state of cells, which it lacks, a GRU takes and returns a scalar.
     """
     has_cells = op.attribute("rnn_mode").s == b"lstm"
     op.only(0, 1, 4, *[2] * has_cells)

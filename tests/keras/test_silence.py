@@ -1,5 +1,6 @@
 """No silence: a model whose train step does not accumulate says so, and so does an argument that means nothing."""
 
+import contextlib
 import functools
 import types
 import warnings
@@ -11,6 +12,7 @@ from equality import assert_identical, assert_near
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from optimizers import legacy_family
+from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
 from warned import silent, warned
 
@@ -1224,19 +1226,23 @@ class Deviation(layers.Layer):
 
 
 @pytest.mark.law("L1", "L17")
-@pytest.mark.parametrize("meets", [False, True])
-def test_a_network_in_which_examples_meet_is_named_in_cycles(meets):
+@pytest.mark.parametrize("has_replicas", [False, True], ids=["", "replicas"])
+@pytest.mark.parametrize("meets", [False, True], ids=["apart", "meets"])
+def test_a_network_in_which_examples_meet_is_named_in_cycles(meets, has_replicas):
     """What is named ends elsewhere than at the full batch, and what is not ends there."""
     ended = []
     for accum_steps, batch_size in ((1, 8), (2, 4)):
-        model = tf.keras.Sequential(
-            [tf.keras.Input((3,)), layers.Dense(4), Deviation() if meets else layers.Activation("tanh"), linear()]
-        )
-        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
-        model = from_model(model, accum_steps)
-        model.compile(sgd(), "mse")
+        with mirrored().scope() if has_replicas and accum_steps > 1 else contextlib.ExitStack():
+            model = tf.keras.Sequential(
+                [tf.keras.Input((3,)), layers.Dense(4), Deviation() if meets else layers.Activation("tanh"), linear()]
+            )
+            weights = [np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()]
+            model.set_weights(weights)
+            model = from_model(model, accum_steps)
+            model.compile(sgd(), "mse")
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
         with warned(category=accum.InexactWarning) as said:
-            model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+            model.fit(data, epochs=2, verbose=0)
         ended.append(model.get_weights())
     assert ["examples of a batch meet in the network" in line for line in said] == [True] * meets
     assert (max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4) == meets

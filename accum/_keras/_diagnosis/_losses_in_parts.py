@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Set, Tuple, Union
 import numpy as np
 
 from accum import _check, _rows, _tf
+from accum._engine import _replicas
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
@@ -84,7 +85,7 @@ def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool)
       is_trimmed: as for `warn_of_losses_of_batch`.
     """
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    outputs = container.outputs if isinstance(container, ReportingLoss) else []
+    outputs = container.outputs.get(_replicas.replica_number()) if isinstance(container, ReportingLoss) else None
     if not outputs or tf.executing_eagerly() or batch_norms_of(model) or _tf.batch_norm.batch_norms_in(model):
         return
     if not model._accum.is_first_time(f"network: {id(container)}"):

@@ -46,7 +46,6 @@ class BatchDraws:
         self._is_training = is_training
         self._is_eager = tf.executing_eagerly()
         self._graph = None if self._is_eager else tf.compat.v1.get_default_graph()
-        self._has_warned = False
         self._is_first: Optional[tf.Tensor] = None  # whether the batch is the first of its cycle
         self._begins = False  # whether the next micro-batch is the first
         self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
@@ -226,7 +225,7 @@ class BatchDraws:
 
     def _warn_of_shared(self, shared: Dict[str, str]) -> None:
         """Warn once of what each batch of a cycle draws anew for all examples together, which the full batch shares."""
-        if self._cycle is None or self._has_warned:
+        if self._cycle is None:
             return
         reasons = {"batch"}
         if self._compiled or self._offset is None:
@@ -234,8 +233,7 @@ class BatchDraws:
         elif _tf.random_ops.seed_of_graph() is None:
             reasons.add("seed")
         names = [name for name, reason in shared.items() if reason in reasons]
-        if names:
-            self._has_warned = True
+        if names and self._model._accum.is_first_time("shared draws"):
             warn_of_others(names)
 
     @contextlib.contextmanager

@@ -21,7 +21,8 @@ class SeenLoss(NamedTuple):
       loss: an object whose `call` is its function.
       target, output: what it was computed of, for any number of examples.
       is_counted: whether the number by which it divides is known and reported.
-      is_weighted: whether there is a mask or, in Keras 3, are weights. Keras 2 refuses those where they would not fit.
+      is_weighted: whether its output has a mask or, in Keras 3, its examples have weights. Keras 2 refuses these if the
+        loss returns one number.
     """
 
     name: str
@@ -45,7 +46,7 @@ class ReportingLoss:
       unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
       calls: the losses that were last computed.
-      outputs: within a train step that is traced, the outputs of the model that losses were last computed of.
+      outputs: {replica: outputs of the model that losses were last computed of, in a train step that is traced}.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ReportingLoss:
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
         self.calls: List[SeenLoss] = []
-        self.outputs: List[tf.Tensor] = []
+        self.outputs: Dict[int, List[tf.Tensor]] = {}
         # Replica -> what calls in its current train step have reported and returned.
         self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
 
@@ -70,7 +71,7 @@ class ReportingLoss:
             yield
         finally:  # tensors keep their graph
             self._reported.pop(replica, None)
-            self.outputs = []
+            self.outputs.pop(replica, None)
 
     def compare(self, total: Any, added: Sequence[tf.Tensor]) -> None:
         """Note whether what a `compute_loss` of the user's returns has terms beside the compiled losses, in a graph.
@@ -110,7 +111,7 @@ class ReportingLoss:
         if self._report is None:
             return total
         if not tf.executing_eagerly() and _replicas.replica_number() in self._reported:
-            self.outputs = [one.output for one in calls if _are_dense(one)]
+            self.outputs[_replicas.replica_number()] = [one.output for one in calls if _are_dense(one)]
         named = _tf.losses.counted_by_losses(calls)
         counted = {name for name, one in named if one is not None}
         self.calls = [_seen(one, one.name in counted) for one in calls if _are_dense(one)]
