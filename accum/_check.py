@@ -111,16 +111,29 @@ def known_options(passed: Dict[str, Any], names: Sequence[str]) -> None:
             )
 
 
-def knowing_arguments(function: Function) -> Function:
-    """Decorate a function so that an unknown keyword argument raises the `TypeError` of `known_options`."""
-    names = [name for name in inspect.signature(function).parameters if name not in ("self", "cls", "args")]
+def taking(declared: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorate a function whose `**options` are the other parameters of `declared`, which its signature then shows.
 
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        known_options(kwargs, names)
-        return function(*args, **kwargs)
+    An unknown keyword argument raises the `TypeError` of `known_options`.
+    """
 
-    return checked  # type: ignore[return-value]
+    def decorated(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        own = [one.name for one in parameters]
+        others = [one for one in inspect.signature(declared).parameters.values() if one.name not in own]
+        parameters += [one.replace(kind=one.KEYWORD_ONLY) for one in others]
+        names = [one.name for one in parameters if one.name not in ("self", "cls", "args")]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            known_options(kwargs, names)
+            return function(*args, **kwargs)
+
+        checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorated
 
 
 def arguments_of(cls: Any, passed: Dict[str, Any]) -> None:
@@ -395,5 +408,6 @@ def names_or_function(name: str, value: Any) -> Union[Tuple[str, ...], Callable[
 
 def positive(name: str, value: Any) -> float:
     if not _is_number(value) or not value > 0:
-        raise ValueError(f"`{name}` must be a number > 0. Received: {name}={value!r}.")
+        error = ValueError if _is_number(value) else TypeError
+        raise error(f"`{name}` must be a number > 0. Received: {name}={value!r}.")
     return value

@@ -1,8 +1,9 @@
-"""Write functions into configs by the names under which they are registered with Keras."""
+"""Write arguments into configs, functions by the names under which they are registered with Keras."""
 
 from typing import Any, Dict, Optional
 
 from accum import _check, _tf
+from accum._tf import tf
 
 
 def to_config(argument: str, value: Any) -> Any:
@@ -12,9 +13,13 @@ def to_config(argument: str, value: Any) -> Any:
       argument: the argument's name, for the warning.
       value: the argument. A function registered with `tf.keras.utils.register_keras_serializable` is stored by name.
         An instance of a registered class that has `get_config` is stored as its class name and config. Any other
-        callable is left out, with a warning, and must be passed again after loading. Everything else is returned
-        unchanged.
+        callable is left out, with a warning, and must be passed again after loading. A dtype is stored by name, and the
+        keys of a schedule as strings, because JSON allows no other keys. Everything else is returned unchanged.
     """
+    if argument == "accum_steps" and isinstance(value, dict):
+        return {str(first): length for first, length in value.items()}
+    if isinstance(value, tf.DType):
+        return value.name
     if not callable(value):
         return value
     if hasattr(value, "get_config") and _tf.models.registered_name(type(value)):
@@ -30,11 +35,13 @@ def to_config(argument: str, value: Any) -> Any:
 
 
 def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
-    """Restore the function or object that `to_config` stored.
+    """Restore the argument that `to_config` stored.
 
     Raises:
       ValueError: nothing is registered under the stored name.
     """
+    if argument == "accum_steps" and isinstance(value, dict):
+        return {int(first): length for first, length in value.items()}
     if not isinstance(value, dict) or not ("registered" in value or "class_name" in value):
         return value
     name = value.get("registered", value.get("class_name"))
@@ -45,17 +52,3 @@ def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, An
             f"registers it, or pass `custom_objects`. Received: {name!r}."
         )
     return registered if "registered" in value else registered(**value["config"])
-
-
-def int_keys_to_config(accum_steps: Any) -> Any:
-    """Return `accum_steps`, with the keys of a schedule as strings, because JSON allows no other keys."""
-    return (
-        {str(first): length for first, length in accum_steps.items()} if isinstance(accum_steps, dict) else accum_steps
-    )
-
-
-def int_keys_from_config(accum_steps: Any) -> Any:
-    """Return `accum_steps`, with the keys of a schedule as ints."""
-    return (
-        {int(first): length for first, length in accum_steps.items()} if isinstance(accum_steps, dict) else accum_steps
-    )

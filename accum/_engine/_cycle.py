@@ -14,25 +14,23 @@ step itself communicates. All other methods run once, in cross-replica context: 
 `tf.cond` around anything that communicates (keras#20582).
 """
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _gradients, _replicas
 from accum._engine._accumulators import Accumulator
 from accum._engine._cycle_state import (
     CycleState,
-    Plan,
     SeenGradients,
     StepCounter,
     VariableList,
     WeightedSums,
     is_first_micro_step,
-    make_plan,
 )
 from accum._engine._interfaces import CycleListener, OptimizerAdapter
+from accum._engine._plan import Plan
 from accum._engine._replicas import true_after
-from accum._tf import Gradient, GradsAndVars, PerReplica, Scalar, Transform, Wait, tf
-from accum._tf.types import AccumSteps, Dtype
+from accum._tf import Gradient, GradsAndVars, PerReplica, Scalar, Wait, tf
 
 # --------------------------------------------------------------------------------------------------------------------
 # The order of train ops
@@ -101,7 +99,7 @@ class CycleOps:
         self._accumulators = [entry.accumulator for entry in entries]
         self._seen = cycle.seen
         self._listeners = tuple(cycle.listeners)
-        self._transform = cycle.transform
+        self._transform = cycle.plan.transform
         self._is_weighted = is_weighted
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
@@ -325,8 +323,6 @@ class Cycle:
     Args:
       plan: a `Plan`.
       adapter: an `OptimizerAdapter`.
-      transform: function from a list of (gradient, variable) to such a list, or None.
-      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
       is_settable: whether `accum_steps` may be changed later, unless it is a schedule.
     """
 
@@ -334,15 +330,11 @@ class Cycle:
         self,
         plan: Plan,
         adapter: OptimizerAdapter,
-        transform: Optional[Transform] = None,
-        accumulator_dtype: Optional[Dtype] = None,
         is_settable: bool = False,
     ) -> None:
         self.counter = StepCounter(plan, adapter, is_settable and not plan.is_schedule)
         self.adapter = adapter
-        self.transform: Any = transform
         self.strategy: Optional[tf.distribute.Strategy] = None
-        self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.listeners: List[CycleListener] = []
         self.seen = SeenGradients(self.state)
         self._variables = VariableList()
@@ -374,7 +366,7 @@ class Cycle:
         return (
             self.plan.is_passthrough
             and not self.is_settable
-            and self.transform is None
+            and self.plan.transform is None
             and self.plan.nonfinite == "propagate"
         )
 
@@ -542,7 +534,7 @@ class Cycle:
                 f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."
                 " [accum: unknown-shape]"
             )
-        dtype = self.dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
+        dtype = self.plan.accumulator_dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
         rows = self.adapter.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)
@@ -615,18 +607,3 @@ def _after_arguments(function: Callable[..., tf.Operation]) -> Callable[..., tf.
             return function(strategy, *args)
 
     return waiting
-
-
-def check_options(
-    accum_steps: AccumSteps,
-    reduction: str,
-    transform: Optional[Transform],
-    nonfinite: str,
-    accumulator_dtype: Optional[Dtype],
-    sparse: str,
-) -> Plan:
-    """Check the options of an accumulating optimizer of any interface. Returns the `Plan`."""
-    _check.callable_or_none("transform", transform)
-    if accumulator_dtype is not None:
-        _check.floating_dtype("accumulator_dtype", tf.as_dtype(accumulator_dtype))
-    return make_plan(accum_steps, reduction, nonfinite, sparse)

@@ -1,10 +1,10 @@
 """Compare two recordings, without TensorFlow."""
 
 import math
-import numbers
 import os
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
+from accum import _check
 from accum.testing._file import read
 from accum.testing._fingerprint import distance
 from accum.testing._match import Pair, match
@@ -107,14 +107,13 @@ def compare(
       >>> found = accum.testing.compare("tf1.json", "keras.json", names={"w": "dense/kernel"})
       >>> print(found.first.step if found.first else "they agree")
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real) or not tolerance > 0:
-        raise ValueError(f"`tolerance` must be a number > 0. Received: tolerance={tolerance!r}.")
+    tolerance = float(_check.positive("tolerance", tolerance))
     ours, theirs = read(os.fspath(a)), read(os.fspath(b))
     pairs, unmatched = match(ours.variables, theirs.variables, names or {}, ignore)
     steps = sorted(set(ours.steps) & set(theirs.steps))
     if not steps:
         raise ValueError(f"The recordings have no step in common: {_range(ours)} and {_range(theirs)}.")
-    by_step = [_divergences(ours, theirs, pairs, step, float(tolerance)) for step in steps]
+    by_step = [_divergences(ours, theirs, pairs, step, tolerance) for step in steps]
     if not any(by_step):
         raise ValueError("The recordings have nothing in common to compare: no step with a loss or a variable in both.")
     worst = [max(divergences, key=_excess) if divergences else None for divergences in by_step]

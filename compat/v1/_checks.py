@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine._cycle import Cycle
-from accum._engine._cycle_state import Plan
+from accum._engine._plan import Plan
 from accum._tf import GradsAndVars, tf
 from accum._tf.types import AccumSteps
 

@@ -1,12 +1,13 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
-from accum._engine._cycle import Cycle, check_options
-from accum._tf import Gradient, GradsAndVars, Scalar, Transform, tf
-from accum._tf.types import AccumSteps, Nonfinite, Reduction, Sparse
+from accum._engine._cycle import Cycle
+from accum._engine._plan import Plan
+from accum._tf import Gradient, GradsAndVars, Scalar, tf
+from accum._tf.types import AccumSteps, Reduction
 from accum.compat.v1 import _checks, _several_losses
 from accum.compat.v1._batch_norm import take_over
 from accum.compat.v1._carried_state import warn_of_carried_state
@@ -15,6 +16,11 @@ from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._every_run import EveryRun
 from accum.compat.v1._loss_counts import warn_of_counts
 from accum.compat.v1._several_losses import SeveralLosses
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # novm
+
+    from accum._engine._plan import OptimizerOptions
 
 
 class AccumOps(NamedTuple):
@@ -82,6 +88,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _check.arguments_of(cls, kwargs)
         return super().__new__(cls)
 
+    @_check.taking(Plan.of)
     def __init__(
         self,
         optimizer: Any,
@@ -91,16 +98,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         *,
         steps_per_update: Optional[int] = None,
         use_locking: bool = False,
-        transform: Optional[Transform] = None,
-        nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Any = None,
-        sparse: Sparse = "rows",
         count_micro_steps: bool = False,
         count_steps: bool = False,
         local_accumulators: bool = False,
+        **options: "Unpack[OptimizerOptions]",
     ) -> None:
         accum_steps = _checks.either_accum_steps(accum_steps, steps_per_update)
-        plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
+        plan = Plan.of(accum_steps, reduction, **options)
         super().__init__(use_locking, name)
         if isinstance(optimizer, AccumOptimizer):
             raise ValueError(
@@ -113,7 +117,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         counts = _checks.what_is_counted(bool(count_micro_steps), bool(count_steps))
         self._adapter = GraphAdapter(self, name, counts, bool(local_accumulators))
         _checks.require_no_skipped_cycle(plan, self._adapter.waits_for_others)
-        self._cycle = Cycle(plan, self._adapter, transform, accumulator_dtype)
+        self._cycle = Cycle(plan, self._adapter)
         self._means: List[CycleMean] = []
         self._has_called = False
         self._accumulates = not self._cycle.is_passthrough  # or separate ops do, whatever `accum_steps` is

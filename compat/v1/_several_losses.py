@@ -103,7 +103,7 @@ class SeveralLosses(CycleListener):
             made = {}
             for _, var in listed:
                 if _tf.variables.key_of(var) in part.grads:
-                    dtype = cycle.dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
+                    dtype = cycle.plan.accumulator_dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
                     total = adapter.buffer(var, f"accum_{number}", var.shape, dtype)
                     made[_tf.variables.key_of(var)] = Accumulator(total)
             self._accumulators.append(made)

@@ -58,6 +58,7 @@ def test_graph_api_refuses(options, error, words):
         ({"micro_batch_weight": "tokens"}, ValueError, "`micro_batch_weight` must be one of"),
         ({"use_agc": True, "clip_factor": 0}, ValueError, "`clip_factor` must be a number > 0"),
         ({"use_agc": True, "eps": -1}, ValueError, "`eps` must be a number > 0"),
+        ({"use_agc": True, "eps": "1e-3"}, TypeError, "`eps` must be a number > 0"),
         *[({"micro_batch_size": size}, ValueError, "`micro_batch_size` must be an int >= 1") for size in (0, -1)],
         *[({"micro_batch_size": size}, TypeError, "an int >= 1, 'auto' or None") for size in (2.5, "4", True, [8])],
         ({"micro_batch_size": 4, "whole_batch": "everything"}, ValueError, "`whole_batch` must be of"),

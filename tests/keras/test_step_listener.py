@@ -7,6 +7,7 @@ from replicas import mirrored
 
 import accum
 from accum._engine import _replicas
+from accum._keras._logging._recorded_sums import squared_norm
 from accum._keras._optimizer._wrapper import listen
 from accum._keras._step_listener import StepListener
 from accum._tf.variables import new_statistic
@@ -25,7 +26,7 @@ class UpdateNorm(StepListener):
             self.norm = new_statistic("update_norm", [], tf.float32)
 
     def on_update(self, grads_and_vars):
-        norm = tf.linalg.global_norm([grad for grad, _ in grads_and_vars])
+        norm = tf.sqrt(squared_norm([grad for grad, _ in grads_and_vars]))
         return [_replicas.local_variable(self.norm).assign(norm, read_value=False)]
 
     def end_batch(self, logs):

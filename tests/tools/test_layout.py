@@ -8,8 +8,8 @@ import os
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-ENGINE = {"_check", "_engine", "_rows", "_tf"}
-KERAS = ENGINE | {"_clipping", "_config", "_keras"}
+ENGINE = {"_check", "_config", "_engine", "_rows", "_tf"}
+KERAS = ENGINE | {"_clipping", "_keras"}
 MAY_IMPORT = {
     # what every layer may ask
     "_check": set(),

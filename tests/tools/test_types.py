@@ -10,6 +10,8 @@ import accum
 import accum.compat.v1
 import accum.convert
 import accum.testing
+from accum._engine import _plan
+from accum._keras._model import _options
 
 PUBLIC = [
     pytest.param(getattr(module, name), id=f"{module.__name__}.{name}")
@@ -54,13 +56,32 @@ def test_the_package_says_that_it_has_types():
 
 @pytest.mark.tf("2.2")
 def test_a_model_is_made_with_the_same_defaults_in_either_way():
-    """Their signatures stand in two places, because types and completion need them there."""
+    """What may be passed by position stands in both signatures."""
     model = accum.GradientAccumulateModel
     made, wrapped = (inspect.signature(function).parameters for function in (model.__init__, model.from_model))
     shared = [name for name in wrapped if name != "model"]
     assert len(shared) > 15 and "whole_batch" in shared
     for name in shared:
         assert (made[name].default, made[name].annotation) == (wrapped[name].default, wrapped[name].annotation), name
+
+
+def keys_of(class_name, path):
+    """The keys of a `TypedDict`, which exists for type checkers alone."""
+    with open(path, encoding="utf-8") as file:
+        nodes = ast.walk(ast.parse(file.read()))
+    found = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == class_name]
+    return {part.target.id for part in found[0].body if isinstance(part, ast.AnnAssign)}
+
+
+@pytest.mark.tf("2.2")
+def test_type_checkers_know_the_options_that_are_taken_by_name():
+    of_optimizers = keys_of("OptimizerOptions", _plan.__file__)
+    by_name = {one.name for one in inspect.signature(_plan.Plan.of).parameters.values() if one.kind is one.KEYWORD_ONLY}
+    assert of_optimizers == by_name and set(_plan.Plan._fields) == of_optimizers | {"accum_steps", "reduction"}
+    of_models = keys_of("OptionsByName", _options.__file__)
+    by_position = inspect.signature(accum.GradientAccumulateModel.from_model).parameters.values()
+    by_position = {one.name for one in by_position if one.kind is one.POSITIONAL_OR_KEYWORD}
+    assert of_models | of_optimizers == set(_options.ModelOptions.NAMES) - by_position
 
 
 def annotations_of(path):

@@ -82,8 +82,8 @@ _MEAN_OF_SUMS = (
 
 def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
     """Warn once of losses that are sums over examples if updates have come to take several batches after `compile`."""
-    options = model._accum.options.for_optimizers
-    if options["accum_steps"] != 1 or options["reduction"] == "sum":  # `compile` has warned, or they are added up
+    plan = model._accum.options.plan
+    if plan.accum_steps != 1 or plan.reduction == "sum":  # `compile` has warned, or they are added up
         return
     adds_up = _tf.losses.adds_up_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
     accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
@@ -100,7 +100,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
       sums: whether the compiled losses sum over examples, so that gradients are added up.
     """
     options, own = model._accum.options, model._accum
-    is_mean = options.for_optimizers["reduction"] != "sum"
+    is_mean = options.plan.reduction != "sum"
     has_own_loss = _tf.losses.is_of_user(getattr(model, "compute_loss", None), "compute_loss")
     if _tf.steps.is_step_of_keras(train_step, "train_step") and not has_own_loss:
         return
@@ -126,9 +126,9 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    options = model_options.for_optimizers
-    accumulates = options["accum_steps"] != 1  # batches: what is only split is exact
-    if options["reduction"] != "sum" and accumulates and _tf.losses.adds_up_examples(container):
+    plan = model_options.plan
+    accumulates = plan.accum_steps != 1  # batches: what is only split is exact
+    if plan.reduction != "sum" and accumulates and _tf.losses.adds_up_examples(container):
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it

@@ -9,7 +9,7 @@ There is one class of accumulating models for each class of models that is made 
 import functools
 import inspect
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
@@ -25,23 +25,13 @@ from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_
 from accum._keras._steps._model_steps import ModelSteps, with_variables_ahead
 from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._reporting_loss import ReportingLoss
-from accum._tf import Data, Logs, Nested, Options, Transform, tf
-from accum._tf.types import (
-    AccumSteps,
-    Config,
-    CustomObjects,
-    Dtype,
-    LastCycle,
-    MicroBatchSize,
-    MicroBatchWeight,
-    Names,
-    Nonfinite,
-    Reduction,
-    ReplicasPerGroup,
-    SequenceLengths,
-    Sparse,
-    WholeBatch,
-)
+from accum._tf import Data, Logs, Nested, Options, tf
+from accum._tf.types import AccumSteps, Config, CustomObjects
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # novm
+
+    from accum._keras._model._options import OptionsByName
 
 # --------------------------------------------------------------------------------------------------------------------
 # Classes of accumulating models
@@ -184,7 +174,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         base = _tf.models.Functional if is_functional(args, kwargs) else tf.keras.Model
         return super().__new__(concrete_class(cls, base), *args, **kwargs)
 
-    @_check.knowing_arguments
+    @_check.taking(ModelOptions.of)
     def __init__(
         self,
         accum_steps: AccumSteps = _check.LEFT_OUT,
@@ -195,21 +185,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         experimental_distributed_support: bool = False,
         *args: object,
         agc: bool = False,
-        agc_exclude: Names = (),
-        reduction: Reduction = "mean",
-        last_cycle: LastCycle = "flush",
-        micro_batch_weight: MicroBatchWeight = "examples",
-        transform: Optional[Transform] = None,
-        nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Optional[Dtype] = None,
-        sparse: Sparse = "rows",
-        micro_batch_size: MicroBatchSize = None,
-        micro_batch_tokens: Optional[int] = None,
-        sequence_lengths: Optional[SequenceLengths] = None,
-        whole_batch: Optional[WholeBatch] = None,
-        replicas_per_group: ReplicasPerGroup = None,
-        recompute: bool = True,
-        memory_limit: Optional[int] = None,
         inputs: Any = _check.LEFT_OUT,
         outputs: Any = _check.LEFT_OUT,
         name: Any = _check.LEFT_OUT,
@@ -217,6 +192,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         dtype: Any = _check.LEFT_OUT,
         dynamic: Any = _check.LEFT_OUT,
         autocast: Any = _check.LEFT_OUT,
+        **options: "Unpack[OptionsByName]",
     ) -> None:
         passed = locals()
         del mixed_precision, experimental_distributed_support
@@ -225,7 +201,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "To let a model accumulate, call `GradientAccumulateModel.from_model(model, …)`; the class itself "
                 f"takes `inputs` and `outputs`. Received: {accum_steps!r}. [accum: arguments]"
             )
-        model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
+        agc = bool(use_agc or agc)
+        model_options = ModelOptions.of(
+            accum_steps=accum_steps, use_agc=agc, clip_factor=clip_factor, eps=eps, **options
+        )
         of_keras = {name: passed[name] for name in MODEL_OPTIONS if passed[name] is not _check.LEFT_OUT}
         if not args and not ("inputs" in of_keras and "outputs" in of_keras):
             raise ValueError(
@@ -239,7 +218,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         self._accumulate_by(ModelAccumulation(model_options, {}))
 
     @classmethod
-    @_check.knowing_arguments
+    @_check.taking(ModelOptions.of)
     def from_model(
         cls,
         model: tf.keras.Model,
@@ -251,21 +230,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         experimental_distributed_support: bool = False,
         *,
         agc: bool = False,
-        agc_exclude: Names = (),
-        reduction: Reduction = "mean",
-        last_cycle: LastCycle = "flush",
-        micro_batch_weight: MicroBatchWeight = "examples",
-        transform: Optional[Transform] = None,
-        nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Optional[Dtype] = None,
-        sparse: Sparse = "rows",
-        micro_batch_size: MicroBatchSize = None,
-        micro_batch_tokens: Optional[int] = None,
-        sequence_lengths: Optional[SequenceLengths] = None,
-        whole_batch: Optional[WholeBatch] = None,
-        replicas_per_group: ReplicasPerGroup = None,
-        recompute: bool = True,
-        memory_limit: Optional[int] = None,
+        **options: "Unpack[OptionsByName]",
     ) -> "GradientAccumulateModel":
         """Create an accumulating model from any other model: functional, Sequential or subclassed.
 
@@ -285,7 +250,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
           TypeError: `model` is not a `tf.keras.Model`; an option is unknown.
           ValueError: `model` accumulates already, or has made steps with a `LossScaleOptimizer`.
         """
-        passed = locals()
         del mixed_precision, experimental_distributed_support
         if not isinstance(model, tf.keras.Model):
             raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
@@ -294,7 +258,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
                 f"{model!r}. [accum: wrapped-twice]"
             )
-        model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
+        agc = bool(use_agc or agc)
+        model_options = ModelOptions.of(
+            accum_steps=accum_steps, use_agc=agc, clip_factor=clip_factor, eps=eps, **options
+        )
         made = _tf.models.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
         steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
         own_steps = {name: _tf.models.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
@@ -330,7 +297,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def accum_steps(self, value: int) -> None:
         own = accumulation_of(self)
         if own is None or not own.optimizers or "accum_steps" in self.__dict__ or self._has_own_accum_steps():
-            if own is not None and not own.optimizers and value != own.options.for_optimizers["accum_steps"]:
+            if own is not None and not own.optimizers and value != own.options.plan.accum_steps:
                 _check.warn(
                     "`accum_steps` belongs to the optimizers, which the model does not have yet, so this is an "
                     "attribute of your own: pass `accum_steps` where the model is created, or set it after `compile`. "
@@ -416,7 +383,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def _accumulation(self) -> str:
         """Say how the model accumulates, by the arguments that it has now."""
-        shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options.for_optimizers["reduction"]}
+        shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options.plan.reduction}
         if self.micro_batch_size is not None:
             shown["micro_batch_size"] = self.micro_batch_size
         if self._accum.size.tokens is not None:
@@ -429,7 +396,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def _steps_in_use(self) -> AccumSteps:
         optimizers = self._accum.optimizers or ()
         accum_steps = [_tf.optimizers.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
-        return (accum_steps or [self._accum.options.for_optimizers["accum_steps"]])[0]
+        return (accum_steps or [self._accum.options.plan.accum_steps])[0]
 
     def summary(self, *args: object, **kwargs: object) -> None:
         """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""
@@ -675,7 +642,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         class_name, config = _tf.models.plain_config(self, base)
         own = {} if _tf.layers.comes_with_keras(base) else {"module": base.__module__}
         options = self._accum.options.get_config()
-        options["accum_steps"] = _config.int_keys_to_config(self._steps_in_use)  # which a callback may have changed
+        # which a callback may have changed:
+        options["accum_steps"] = _config.to_config("accum_steps", self._steps_in_use)
         return dict(config, accumulation=dict(options, model=class_name, **own))
 
     @classmethod

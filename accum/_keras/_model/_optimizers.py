@@ -70,22 +70,22 @@ class ModelOptimizers:
         return wrapped[id(optimizer)][1]
 
     def _newly_accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
-        options = self._own.options.for_optimizers
+        plan = self._own.options.plan
         inner = _tf.optimizers.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
             is_own = any(own is optimizer for own in self._own.optimizers or ())
-            if is_own or internals_of(inner).accumulates_as(options):
+            if is_own or internals_of(inner).accumulates_as(plan):
                 return optimizer
             optimizer = inner  # which the constructor below refuses
         if not _tf.optimizers.is_loss_scale_optimizer(optimizer):
-            return GradientAccumulateOptimizer(optimizer, **options)
+            return GradientAccumulateOptimizer(optimizer, **plan._asdict())
         if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
             raise ValueError(
                 "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
                 "optimizer, or restore a checkpoint after `compile`. [accum: loss-scale]"
             )
         inner = _tf.optimizers.without_loss_scale_of_another(inner)
-        return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
+        return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **plan._asdict()), like=optimizer)
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""

@@ -1,51 +1,73 @@
 """The options of a `GradientAccumulateModel`, checked: `ModelOptions`."""
 
 import inspect
-from typing import Any, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._clipping._transform import AdaptiveClipping
-from accum._engine._cycle import check_options
-from accum._tf import Data, Options, Scalar, Transform, tf
+from accum._engine._plan import Plan
+from accum._tf import Data, Options, Scalar
 from accum._tf.types import (
     AccumSteps,
     Config,
     CustomObjects,
-    Dtype,
+    LastCycle,
     MicroBatchSize,
     MicroBatchWeight,
     Names,
-    Nonfinite,
     Reduction,
     ReplicasPerGroup,
     SequenceLengths,
-    Sparse,
+    WholeBatch,
 )
+
+if TYPE_CHECKING:
+    from accum._engine._plan import OptimizerOptions
+
+    class OptionsByName(OptimizerOptions, total=False):
+        """What an accumulating model takes by name."""
+
+        agc_exclude: Names
+        reduction: Reduction
+        last_cycle: LastCycle
+        micro_batch_weight: MicroBatchWeight
+        micro_batch_size: MicroBatchSize
+        micro_batch_tokens: Optional[int]
+        sequence_lengths: Optional[SequenceLengths]
+        whole_batch: Optional[WholeBatch]
+        replicas_per_group: ReplicasPerGroup
+        recompute: bool
+        memory_limit: Optional[int]
+
 
 LAST_CYCLE = ("flush", "carry", "drop")
 WEIGHTS = ("examples", "equal")
-FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude", "sequence_lengths")
 
 
 class ModelOptions:
     """The checked arguments of a model.
 
+    Both ways to create a model take what is declared here, and configs and clones hold all of it. An option is a
+    parameter of `of`, with its default and its check, and a key of `OptionsByName`, for editors and mypy; one of the
+    optimizers is declared in `Plan` alone.
+
     Attributes:
-      arguments: dict of all arguments, as passed.
-      for_optimizers: dict of the arguments for its optimizers.
+      arguments: dict of all arguments, checked.
+      plan: the `Plan` of its optimizers.
       last_cycle: "flush", "carry" or "drop".
     """
 
     NAMES: Tuple[str, ...]
 
-    def __init__(self, arguments: Options, options: Options, last_cycle: str, weight: MicroBatchWeight) -> None:
+    def __init__(self, arguments: Options, plan: Plan) -> None:
         self.arguments = arguments
-        self.for_optimizers = options
-        self.last_cycle = last_cycle
-        self._weight = weight
+        self.plan = plan
+        self.last_cycle: str = arguments["last_cycle"]
+        self._weight: MicroBatchWeight = arguments["micro_batch_weight"]
 
     @classmethod
+    @_check.taking(Plan.of)
     def of(
         cls,
         *,
@@ -54,13 +76,8 @@ class ModelOptions:
         clip_factor: float = CLIP_FACTOR,
         eps: float = EPS,
         agc_exclude: Names = (),
-        reduction: Reduction = "mean",
         last_cycle: Any = "flush",
         micro_batch_weight: Any = "examples",
-        transform: Optional[Transform] = None,
-        nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Optional[Dtype] = None,
-        sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
         micro_batch_tokens: Optional[int] = None,
         sequence_lengths: Optional[SequenceLengths] = None,
@@ -68,6 +85,7 @@ class ModelOptions:
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
         memory_limit: Optional[int] = None,
+        **of_optimizers: Any,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
@@ -87,16 +105,16 @@ class ModelOptions:
             )
             accum_steps = 1
         agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)
-        arguments = {name: value for name, value in locals().items() if name != "cls"}
-        if use_agc:
-            transform = AdaptiveClipping(clip_factor, eps, exclude=agc_exclude, before=transform)
-        options = {name: arguments[name] for name in ("accum_steps", "reduction", "nonfinite", "sparse")}
-        options.update(transform=transform, accumulator_dtype=accumulator_dtype)
-        check_options(**options)
         last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         if not callable(micro_batch_weight):
             micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
-        if micro_batch_tokens is not None and micro_batch_weight == "equal" and reduction != "sum":
+        arguments = {name: value for name, value in locals().items() if name not in ("cls", "of_optimizers")}
+        plan = Plan.of(accum_steps, **of_optimizers)
+        arguments.update(plan._asdict())
+        if use_agc:
+            clipping = AdaptiveClipping(clip_factor, eps, exclude=agc_exclude, before=plan.transform)
+            plan = plan._replace(transform=clipping)
+        if micro_batch_tokens is not None and micro_batch_weight == "equal" and plan.reduction != "sum":
             raise ValueError(
                 "`micro_batch_tokens` makes micro-batches of different sizes, and micro_batch_weight='equal' would "
                 "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
@@ -109,12 +127,7 @@ class ModelOptions:
                 "compile a plain model with `GradientAccumulateOptimizer`, or pass `accum_steps` alone and "
                 "micro_batch_weight='equal'. [accum: graph-mode]"
             )
-        return cls(arguments, options, last_cycle, micro_batch_weight)
-
-    @staticmethod
-    def among(passed: Options, **others: object) -> Options:
-        """Return the arguments for `of` among those of a function, and `others`."""
-        return dict({name: value for name, value in passed.items() if name in ModelOptions.NAMES}, **others)
+        return cls(arguments, plan)
 
     @property
     def weighs_as_keras(self) -> bool:
@@ -131,11 +144,7 @@ class ModelOptions:
 
     def get_config(self) -> Config:
         """Return the arguments as JSON; a function that is not registered is left out, with a warning."""
-        config = dict(self.arguments, accum_steps=_config.int_keys_to_config(self.arguments["accum_steps"]))
-        if config["accumulator_dtype"] is not None:
-            config["accumulator_dtype"] = tf.as_dtype(config["accumulator_dtype"]).name
-        for name in FUNCTIONS:
-            config[name] = _config.to_config(name, config[name])
+        config = {name: _config.to_config(name, value) for name, value in self.arguments.items()}
         if config["micro_batch_weight"] is None:
             config["micro_batch_weight"] = "examples"
         return config
@@ -143,11 +152,8 @@ class ModelOptions:
     @staticmethod
     def arguments_from(config: Config, custom_objects: CustomObjects = None) -> Options:
         """Read the arguments from a config that contains what `get_config` returned."""
-        arguments = {name: config[name] for name in inspect.signature(ModelOptions.of).parameters if name in config}
-        arguments["accum_steps"] = _config.int_keys_from_config(arguments["accum_steps"])
-        for name in FUNCTIONS:
-            arguments[name] = _config.from_config(name, arguments.get(name), custom_objects)
-        return arguments
+        names = [name for name in ModelOptions.NAMES if name in config]
+        return {name: _config.from_config(name, config[name], custom_objects) for name in names}
 
 
 ModelOptions.NAMES = tuple(inspect.signature(ModelOptions.of).parameters)

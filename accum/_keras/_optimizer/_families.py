@@ -5,11 +5,12 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._gradients import count_nonfinite
+from accum._engine._plan import Plan
 from accum._keras import _step_context
 from accum._tf import Gradient, GradsAndVars, Wait, tf
 from accum._tf.types import LearningRate, LossOrFunction, VariablesOrFunction
 
-FIXED = frozenset(["accumulator_dtype", "nonfinite", "reduction", "sparse", "transform"])
+FIXED = frozenset(Plan._fields) - {"accum_steps"}
 """Options of an accumulating optimizer that can't be changed."""
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from accum import _check, _tf
 from accum._clipping._transform import act_alike
 from accum._engine import _replicas
-from accum._engine._cycle import Cycle, check_options
+from accum._engine._cycle import Cycle
 from accum._engine._interfaces import CycleListener
+from accum._engine._plan import Plan
 from accum._keras import _step_context
 from accum._keras._step_listener import StepListener
-from accum._tf import Gradient, GradsAndVars, Options, Scalar, Wait, tf
+from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 
 
 class Internals:
@@ -47,12 +48,11 @@ class Internals:
         """Whether a step may be made of several micro steps, now or after a change of `accum_steps`."""
         return self.cycle.is_settable or not self.cycle.plan.is_passthrough
 
-    def accumulates_as(self, options: Options) -> bool:
-        """Whether this optimizer accumulates as one constructed with `options`; it may have a `transform` besides."""
-        plan, transform, dtype = check_options(**options), options["transform"], options["accumulator_dtype"]
-        has_dtype = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
-        has_transform = transform is None or act_alike(transform, self.cycle.transform)
-        return plan == self.cycle.plan and has_dtype and has_transform
+    def accumulates_as(self, plan: Plan) -> bool:
+        """Whether this optimizer accumulates by `plan`; it may have a `transform` besides."""
+        own = self.cycle.plan
+        has_transform = plan.transform is None or act_alike(plan.transform, own.transform)
+        return has_transform and plan == own._replace(transform=plan.transform)
 
     def variables(self) -> List[tf.Variable]:
         """Return what the step of this optimizer changes beside weights, and its sums of gradients."""
@@ -67,8 +67,9 @@ class Internals:
     def show(self, model: tf.keras.Model) -> None:
         """Tell the `transform` about the layers of `model`, if it has a `watch` method."""
         self.looks_for_batch_norms = False
-        if hasattr(self.cycle.transform, "watch"):
-            self.cycle.transform.watch(model)
+        watch = getattr(self.cycle.plan.transform, "watch", None)
+        if watch is not None:
+            watch(model)
 
     def warn_of_batch_norms(self) -> None:
         """Warn once of batch normalisation that trains in the current graph."""

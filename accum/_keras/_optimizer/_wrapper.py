@@ -5,32 +5,34 @@ optimizer that is wrapped.
 """
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from accum import _check, _config, _tf
+from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._cycle import Cycle, check_options
-from accum._engine._cycle_state import make_plan
+from accum._engine._cycle import Cycle
+from accum._engine._plan import Plan
 from accum._keras import _step_context
 from accum._keras._optimizer._adapter import KerasAdapter
 from accum._keras._optimizer._families import concrete_class
 from accum._keras._optimizer._internals import Internals, accumulation_of
 from accum._keras._step_listener import StepListener
-from accum._tf import Gradient, GradsAndVars, Scalar, Transform, Wait, tf
+from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 from accum._tf.types import (
     AccumSteps,
     Config,
     CustomObjects,
-    Dtype,
     LearningRate,
     LossOrFunction,
-    Nonfinite,
     Reduction,
-    Sparse,
     VariablesOrFunction,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # novm
+
+    from accum._engine._plan import OptimizerOptions
 
 
 class GradientAccumulateOptimizer:
@@ -87,17 +89,14 @@ class GradientAccumulateOptimizer:
         made.__dict__["_resolved"] = inner
         return made
 
+    @_check.taking(Plan.of)
     def __init__(
         self,
         optimizer: tf.keras.optimizers.Optimizer = "SGD",
         accum_steps: AccumSteps = _check.LEFT_OUT,
         reduction: Reduction = "mean",
         name: str = "GradientAccumulateOptimizer",
-        *,
-        transform: Optional[Transform] = None,
-        nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Optional[Dtype] = None,
-        sparse: Sparse = "rows",
+        **options: "Unpack[OptimizerOptions]",
     ) -> None:
         if accum_steps is _check.LEFT_OUT:
             _check.warn(
@@ -105,9 +104,9 @@ class GradientAccumulateOptimizer:
                 " [accum: no-accumulation]"
             )
             accum_steps = 1
-        plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
+        plan = Plan.of(accum_steps, reduction, **options)
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
-        if transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
+        if plan.transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
             raise ValueError(
                 "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; a `transform` does "
                 "not: use a LossScaleOptimizer around this optimizer. Received: "
@@ -116,7 +115,7 @@ class GradientAccumulateOptimizer:
         _tf.tracking.stop_automatic_tracking(self)
         _tf.tracking.begin_as_optimizer(self, super().__init__, name)
         self.__dict__["_adapter"] = adapter = KerasAdapter(self, name)
-        self._use_cycle(Cycle(plan, adapter, transform, accumulator_dtype, not plan.is_passthrough))
+        self._use_cycle(Cycle(plan, adapter, not plan.is_passthrough))
         self.__dict__["_internals"] = Internals(self)
         self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer assumes reduced
         self.__dict__["_has_run"] = False
@@ -331,7 +330,7 @@ class GradientAccumulateOptimizer:
     @accum_steps.setter
     def accum_steps(self, value: AccumSteps) -> None:
         old = self._cycle.plan
-        new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
+        new = Plan.of(**dict(old._asdict(), accum_steps=value))
         if old.is_schedule or new.is_schedule:
             raise ValueError(
                 "A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer. [accum: set-later]"
@@ -339,8 +338,7 @@ class GradientAccumulateOptimizer:
         if self._cycle.is_settable:
             self._cycle.counter.request(new)  # from the next cycle on
         elif not new.is_passthrough and not self._has_run:
-            cycle = self._cycle
-            self._use_cycle(Cycle(new, cycle.adapter, cycle.transform, cycle.dtype, is_settable=True))
+            self._use_cycle(Cycle(new, self._adapter, is_settable=True))
         elif not new.is_passthrough:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
@@ -432,20 +430,8 @@ class GradientAccumulateOptimizer:
         A `transform` is included by name if it is registered with `tf.keras.utils.register_keras_serializable`;
         otherwise it is left out, with a warning.
         """
-        plan = self._cycle.plan
-        config = {
-            "optimizer": tf.keras.optimizers.serialize(self._inner),
-            "accum_steps": _config.int_keys_to_config(plan.accum_steps),
-            "reduction": plan.reduction,
-            "name": self._adapter.name,
-            "nonfinite": plan.nonfinite,
-            "sparse": plan.sparse,
-        }
-        if self._cycle.dtype is not None:
-            config["accumulator_dtype"] = self._cycle.dtype.name
-        if self._cycle.transform is not None:
-            config["transform"] = _config.to_config("transform", self._cycle.transform)
-        return config
+        inner = tf.keras.optimizers.serialize(self._inner)
+        return dict(self._cycle.plan.get_config(), optimizer=inner, name=self._adapter.name)
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateOptimizer":
@@ -459,10 +445,8 @@ class GradientAccumulateOptimizer:
             )
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
-        config["transform"] = _config.from_config("transform", config.get("transform"), custom_objects)
         config["optimizer"] = _tf.optimizers.deserialize(config["optimizer"], custom_objects)
-        config["accum_steps"] = _config.int_keys_from_config(config["accum_steps"])
-        return root(**config)
+        return root(**dict(config, **Plan.options_from(config, custom_objects)))
 
 
 def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:

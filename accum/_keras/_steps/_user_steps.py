@@ -77,7 +77,7 @@ class UserSteps:
         if watch is not None:
             watch.warn_of_changes(train_step.operations_beside)
         self._check(train_step, optimizers)
-        is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
+        is_mean = model._accum.options.plan.reduction != "sum"
         if self._splits_losses or is_cycle:
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)

@@ -1,0 +1,114 @@
+"""The options of an accumulating optimizer, declared once for every API: `Plan`."""
+
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+
+from accum import _check, _config
+from accum._tf import Transform, tf
+from accum._tf.types import AccumSteps, Config, CustomObjects, Dtype, Nonfinite, Reduction, Sparse
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict  # novm
+
+    class OptimizerOptions(TypedDict, total=False):
+        """What an accumulating optimizer of any API, and a model for its optimizers, takes by name."""
+
+        transform: Optional[Transform]
+        nonfinite: Nonfinite
+        accumulator_dtype: Optional[Dtype]
+        sparse: Sparse
+
+
+REDUCTIONS = ("mean", "sum", "running_mean")
+NONFINITE = ("propagate", "skip_micro", "skip_cycle")
+SPARSE = ("rows", "dense")
+
+
+class Plan(NamedTuple):
+    """The checked options of an accumulating optimizer. A step is one update of the weights, a cycle its micro steps.
+
+    Everything else follows from this file: the arguments of both optimizers and of the model, what configs hold, what
+    the model's optimizers have to share, and what can't be changed later. An option is a field here, a parameter of
+    `of`, with its default and its check, and a key of `OptimizerOptions`, for editors and mypy.
+    """
+
+    accum_steps: AccumSteps
+    reduction: str
+    transform: Optional[Transform]
+    nonfinite: str
+    accumulator_dtype: Optional[tf.DType]
+    sparse: str
+
+    @classmethod
+    def of(
+        cls,
+        accum_steps: AccumSteps = _check.LEFT_OUT,
+        reduction: Reduction = "mean",
+        *,
+        transform: Optional[Transform] = None,
+        nonfinite: Nonfinite = "propagate",
+        accumulator_dtype: Optional[Dtype] = None,
+        sparse: Sparse = "rows",
+    ) -> "Plan":
+        """Check the options, which `GradientAccumulateOptimizer` describes.
+
+        Raises:
+          TypeError, ValueError: an argument does not match its description (law L17).
+        """
+        if isinstance(accum_steps, dict):
+            accum_steps = dict(_check.schedule(accum_steps))
+        else:
+            accum_steps = _check.accum_steps(accum_steps)
+        dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
+        return cls(
+            accum_steps,
+            _check.one_of("reduction", reduction, REDUCTIONS),
+            _check.callable_or_none("transform", transform),
+            _check.one_of("nonfinite", nonfinite, NONFINITE),
+            None if dtype is None else _check.floating_dtype("accumulator_dtype", dtype),
+            _check.one_of("sparse", sparse, SPARSE),
+        )
+
+    def get_config(self) -> Config:
+        """Return the options as JSON, without those that are None. `options_from` reads them."""
+        options = {name: value for name, value in self._asdict().items() if value is not None}
+        return {name: _config.to_config(name, value) for name, value in options.items()}
+
+    @staticmethod
+    def options_from(config: Config, custom_objects: CustomObjects = None) -> Dict[str, Any]:
+        """Read the options from a config that contains what `get_config` returned."""
+        names = [name for name in Plan._fields if name in config]
+        return {name: _config.from_config(name, config[name], custom_objects) for name in names}
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # What follows from `accum_steps`
+
+    @property
+    def is_schedule(self) -> bool:
+        """Whether `accum_steps` is a schedule `{first step: accum_steps}`."""
+        return isinstance(self.accum_steps, dict)
+
+    @property
+    def schedule(self) -> Tuple[Tuple[int, int], ...]:
+        """Pairs of (first step, accum_steps from that step on), in ascending order."""
+        return tuple(self.accum_steps.items()) if isinstance(self.accum_steps, dict) else ((0, self.accum_steps),)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of micro steps in a cycle."""
+        return max(accum_steps for _, accum_steps in self.schedule)
+
+    @property
+    def is_passthrough(self) -> bool:
+        """Whether every cycle is always one micro step, so that nothing has to be stored (law L14)."""
+        return not self.is_schedule and self.accum_steps == 1
+
+    @property
+    def has_single(self) -> bool:
+        """Whether any cycle of the plan is one micro step long."""
+        return any(accum_steps == 1 for _, accum_steps in self.schedule)
+
+    @property
+    def increments(self) -> Tuple[Tuple[int, int], ...]:
+        """The schedule as (first step, change of accum_steps), whose changes up to a step sum to the cycle length."""
+        lengths = [0] + [accum_steps for _, accum_steps in self.schedule]
+        return tuple((first, new - old) for (first, new), old in zip(self.schedule, lengths))
