@@ -336,7 +336,7 @@ class Cycle:
         self.adapter = adapter
         self.strategy: Optional[tf.distribute.Strategy] = None
         self.listeners: List[CycleListener] = []
-        self.seen = SeenGradients(self.state)
+        self.seen = SeenGradients()
         self._variables = VariableList()
         # Variable key -> (variable, Accumulator). It holds the variable because the key is unique only while it exists.
         self._accumulators: Dict[int, Tuple[tf.Variable, Accumulator]] = {}
@@ -457,7 +457,6 @@ class Cycle:
             if not self.is_built:
                 self._build_scalars()
             self._check_restored(variables)
-            self.seen.claim()
             self._variables.number(variables)
             for var, grad in zip(variables, grads):
                 if self.accumulator_of(var) is None:

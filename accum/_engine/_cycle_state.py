@@ -9,7 +9,6 @@ momentum would move it even with a gradient of zeros. In a graph, the list of va
 In eager execution, Python sees every gradient.
 """
 
-import json
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _tf
@@ -41,12 +40,10 @@ class CycleState(CheckpointOnly):
       length: int64 [], the length of the current cycle, or 0 if it is not known; None if it is a constant of the graph.
       weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
       accumulators: the `Accumulators`, one for each variable that had a gradient.
-      seen: the `SeenGradients` of the cycle; it exists only while checkpoints have to keep them.
       draws: the `CycleDraws` of the cycle; it exists only if the model draws random numbers.
       requested: int64 [], the length of the next cycle; it exists only after `keep_request`.
     """
 
-    seen: Any
     draws: Any
     requested: Any
 
@@ -496,47 +493,18 @@ def _keys(variables: Sequence[tf.Variable]) -> Set[int]:
 # Variables with a gradient in this cycle
 
 
-class SeenGradients(tf.train.experimental.PythonState):
+class SeenGradients:
     """Notes the variables that have a gradient in each eager micro step.
 
-    Python does not see what a traced micro step does. If it has missed a micro step, every variable counts as one that
-    had a gradient. So a checkpoint needs a note only where a variable has had none in the cycle so far, and otherwise
-    holds nothing of this.
-
-    Args:
-      state: the `CycleState` that is saved in checkpoints.
+    Python does not see what a traced micro step does, and no checkpoint tells it what was seen before. If it has missed
+    a micro step, every variable counts as one that had a gradient.
     """
 
-    def __init__(self, state: CycleState) -> None:
-        super().__init__()
-        self._state = state
+    def __init__(self) -> None:
         self._numbers: Set[int] = set()
         self._micro_steps = 0  # how many of this cycle have been noted
         self._is_complete = True
         self._has_traced = False
-
-    def serialize(self) -> str:
-        if not self._is_complete or self._has_traced:
-            return "{}"
-        return json.dumps({"micro_steps": self._micro_steps, "variables": sorted(self._numbers)})
-
-    def deserialize(self, string_value: Union[str, bytes]) -> None:
-        note = json.loads(tf.compat.as_str(string_value) or "{}")
-        self._is_complete = "variables" in note
-        self._micro_steps, self._numbers = note.get("micro_steps", 0), set(note.get("variables", ()))
-
-    def claim(self) -> None:
-        """Take over the note of a restored checkpoint, if it has one."""
-        if _tf.tracking.awaited_children(self._state, "seen") is not None:
-            self._state.seen = self
-
-    def _keep(self, strategy: tf.distribute.Strategy, numbers: Sequence[int]) -> None:
-        """Have checkpoints keep the note if a variable has had no gradient so far."""
-        is_known = self._is_known(strategy, self._micro_steps)
-        if is_known and not self._numbers.issuperset(numbers):
-            self._state.seen = self
-        elif hasattr(self._state, "seen"):
-            del self._state.seen
 
     def note(
         self,
@@ -558,10 +526,8 @@ class SeenGradients(tf.train.experimental.PythonState):
         if not tf.executing_eagerly():
             self._has_traced = True  # it may run at any time from now on
         elif counts is None or bool(counts):
-            self.claim()
             has_one = [any(part is not None for part in strategy.experimental_local_results(grad)) for grad in grads]
             self._note(int(micro_step_index), {number for is_there, number in zip(has_one, numbers) if is_there})
-            self._keep(strategy, numbers)
 
     def _note(self, micro_step_index: int, numbers: Set[int]) -> None:
         if micro_step_index == 0:
@@ -590,7 +556,6 @@ class SeenGradients(tf.train.experimental.PythonState):
         """
         if not tf.executing_eagerly():
             return list(totals)
-        self.claim()
         if not self._is_known(strategy, int(micro_step_index) + has_latest):
             return list(totals)
         has_one = [number in self._numbers for number in numbers]

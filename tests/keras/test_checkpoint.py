@@ -100,40 +100,6 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
 
 @pytest.mark.law("L8")
 @pytest.mark.tf("2.2")
-def test_a_checkpoint_does_not_tell_of_gradients_that_a_traced_micro_step_may_have_had(tmp_path):
-    """An eager cycle has no gradient of the second variable. The next one begins in a trace, with a gradient of 0."""
-    plain, expected = tf.keras.optimizers.SGD(0.1, momentum=0.9), [tf.Variable([0.0]) for _ in range(2)]
-    for grads in ([10.0, 10.0], [30.0, None], [20.0, 0.0]):
-        pairs = [(tf.constant([grad]), var) for grad, var in zip(grads, expected) if grad is not None]
-        plain.build(expected) if hasattr(plain, "build") else None
-        plain.apply_gradients(pairs)
-
-    def made():
-        optimizer = wrapped(lambda rate: tf.keras.optimizers.SGD(rate, momentum=0.9))
-        variables = [tf.Variable([0.0]) for _ in range(2)]
-        return optimizer, variables, tf.train.Checkpoint(optimizer=optimizer, variables=variables)
-
-    def take(*values):
-        grads = [None if value is None else tf.constant([value]) for value in values]
-        optimizer.apply_gradients(zip(grads, variables))
-
-    optimizer, variables, saved = made()
-    for _ in range(K):
-        take(10.0, 10.0)
-    take(30.0, None)
-    optimizer.flush()
-    tf.function(lambda: take(30.0, 0.0))()
-    path = saved.save(str(tmp_path / "at"))
-    optimizer, variables, restored = made()
-    restored.restore(path)
-    for _ in range(K - 1):
-        take(15.0, None)
-    for ours, theirs in zip(variables, expected):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
-
-
-@pytest.mark.law("L8")
-@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("micro_steps", [1, 2])
 def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
     """Between cycles, a dense sum is still there; rows are zeros then."""

@@ -353,7 +353,7 @@ def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("last", ["step", "flush"])
 @pytest.mark.parametrize("later", [None, 2.0], ids=["none", "one"])
-def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_resumed(
+def test_a_variable_without_a_gradient_gets_zeros_in_the_cycle_in_which_the_run_is_resumed(
     tmp_path, later, last, restores_first
 ):
     def made():
@@ -380,55 +380,23 @@ def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_re
 
     plain, expected = _keras(), [tf.Variable([1.0]), tf.Variable([1.0])]
     run(plain, expected, (1.0, 1.0))
-    pairs = [(1.0, expected[0])] + ([] if later is None else [(later / 3.0, expected[1])])
-    plain.apply_gradients([(tf.constant([grad]), var) for grad, var in pairs])
+    run(plain, expected, (1.0, (later or 0.0) / 3.0))
     np.testing.assert_allclose(
         [float(var[0]) for var in variables], [float(var[0]) for var in expected], rtol=0, atol=2e-6
     )
-    assert (later is None) == (float(expected[1][0]) == 0.0)  # momentum would have moved it to -0.9
-
-
-@pytest.mark.slow
-@pytest.mark.law("L8", "L12")
-@pytest.mark.tf("2.2")
-def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_path):
-    optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
-    variables = [tf.Variable([1.0]), tf.Variable([1.0])]
-    checkpoint, names = tf.train.Checkpoint(optimizer=optimizer), []
-    one = tf.constant([1.0])
-    for number, grads in enumerate([(one, one), (one, None), (one, None), (one, one), (one, one)]):
-        optimizer.apply_gradients(zip(grads, variables))
-        path = checkpoint.save(str(tmp_path / str(number)))
-        names.append({name for name, _ in tf.train.list_variables(path)})
-    assert len(names[2] - names[1]) == 1 and names[0] <= names[1] == names[3] == names[4]
-    checkpoint.restore(str(tmp_path / "1-2")).assert_consumed()
+    assert float(expected[1][0]) != 0.0  # where it would be in a cycle of one process, without `later`
 
 
 @pytest.mark.slow
 @pytest.mark.law("L8", "L11")
 @pytest.mark.tf("2.2")
-@pytest.mark.parametrize("is_resumed", [False, True], ids=["in one run", "resumed"])
-def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_resumed):
-    def made():
-        strategy = mirrored()
-        with strategy.scope():
-            variables = [tf.Variable([1.0]), tf.Variable([1.0])]
-            optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
-            return strategy, optimizer, variables, tf.train.Checkpoint(variables=variables, optimizer=optimizer)
-
-    def run(has_other):
-        half = tf.constant([0.5])
-        strategy.run(lambda: optimizer.apply_gradients(zip([half, half if has_other else None], variables)))
-
-    strategy, optimizer, variables, checkpoint = made()
-    for has_other in (True, True, False):
-        run(has_other)
-    if is_resumed:
-        path = checkpoint.save(str(tmp_path / "run"))
-        strategy, optimizer, variables, checkpoint = made()
-        with strategy.scope():
-            checkpoint.restore(path).expect_partial()
-    run(False)
+def test_on_two_replicas_a_variable_without_a_gradient_rests_too():
+    strategy, half = mirrored(), tf.constant([0.5])
+    with strategy.scope():
+        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+        optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
+    for other in (half, half, None, None):
+        strategy.run(lambda other=other: optimizer.apply_gradients(zip([half, other], variables)))
     np.testing.assert_allclose([float(var.numpy()[0]) for var in variables], [1.0 - 1.0 - 1.9, 0.0], atol=1e-6)
 
 
