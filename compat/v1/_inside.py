@@ -354,6 +354,9 @@ class Inside:
         found = [one for one in statistics if not used.isdisjoint(one.ops)]
         if not all(used.issuperset(one.ops) for one in found):
             return []  # the mean alone would be that of a micro-batch
+        others = self.before_losses - used
+        if any(one.op in used and self.is_statistic(one) for op in others for one in op.inputs):
+            return []  # joined rows have a gradient, statistics have none
         self.ops = used
         return found
 

@@ -251,6 +251,67 @@ def test_what_a_part_of_a_program_sees_of_the_batch(program, size):
     assert_same(trained(program, size), trained(program))
 
 
+def normalized_flow(x, y):
+    """A layer of a flow is batch normalisation, and the loss has the logarithm of its variance."""
+    hidden = dense(x[:, 0], "first", 5)
+    mean, variance = tf.nn.moments(hidden, [0])
+    spread = tf.reduce_sum(tf1.log(variance + 1e-3))
+    outputs = dense(tf.tanh((hidden - mean) / tf.sqrt(variance + 1e-3)), "last", 1)
+    return tf.reduce_mean((outputs - y) ** 2) + 0.5 * spread, spread
+
+
+def penalised_critic(x, y):
+    """A gradient that is part of the loss passes the batch normalisation of a critic."""
+    hidden = dense(x[:, 0], "first", 5)
+    mean, variance = tf.nn.moments(hidden, [0])
+    outputs = dense(tf.tanh(tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)), "last", 1)
+    slopes = tf.sqrt(tf.reduce_sum(tf.gradients(outputs, x)[0] ** 2, [1, 2]))
+    return tf.reduce_mean(outputs * y) + tf.reduce_mean((slopes - 1.0) ** 2), tf.reduce_mean(slopes)
+
+
+def correlation(x, y):
+    """A loss that takes means and variances of outputs and labels, which nothing normalises by."""
+    outputs = dense(tf.tanh(dense(x[:, 0], "first", 5)), "last", 1)[:, 0]
+    mean, variance = tf.nn.moments(outputs, [0])
+    mean_of_y, variance_of_y = tf.nn.moments(y[:, 0], [0])
+    together = tf.reduce_mean((outputs - mean) * (y[:, 0] - mean_of_y))
+    return 1.0 - 2.0 * together / (variance + variance_of_y + (mean - mean_of_y) ** 2), together
+
+
+def chosen_by_conditional(x, y):
+    """Batch normalisation as a well-known answer has it, whose averages follow in the branch for training."""
+    hidden = dense(x[:, 0], "first", 5)
+    mean, variance = tf.nn.moments(hidden, [0])
+    average = tf1.train.ExponentialMovingAverage(0.9)
+
+    def of_batch():
+        with tf.control_dependencies([average.apply([mean, variance])]):
+            return tf.identity(mean), tf.identity(variance)
+
+    is_training = tf1.placeholder_with_default(True, [])
+    chosen = tf.cond(is_training, of_batch, lambda: (average.average(mean), average.average(variance)))
+    outputs = dense(tf.tanh(tf.nn.batch_normalization(hidden, *chosen, None, None, 1e-3)), "last", 1)
+    return tf.reduce_mean((outputs - y) ** 2), tf.reduce_mean(outputs)
+
+
+@pytest.mark.law("L19", "L21")
+@pytest.mark.parametrize(
+    "program", mainly([normalized_flow, penalised_critic, correlation], normalized_flow, correlation)
+)
+@pytest.mark.filterwarnings("ignore:`split_batch` computes")
+def test_statistics_that_the_loss_takes_itself_have_their_gradient(program):
+    whole = trained(program)
+    assert_same(trained(program, 6), whole)
+    parts = trained(program, data=(X[:6], Y[:6]))
+    assert max(abs(parts[0][name] - whole[0][name]).max() for name in whole[0]) > 1e-2
+
+
+@pytest.mark.law("L19", "L21")
+@pytest.mark.filterwarnings("ignore:`split_batch` computes")
+def test_a_conditional_may_take_the_statistics_of_the_batch(control_flow_of_tf_2):
+    assert_same(trained(chosen_by_conditional, 6), trained(chosen_by_conditional))
+
+
 @pytest.mark.slow
 @pytest.mark.law("L21")
 @pytest.mark.parametrize("gate", [tf1.train.Optimizer.GATE_NONE, tf1.train.Optimizer.GATE_OP])
