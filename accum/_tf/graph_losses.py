@@ -229,6 +229,8 @@ class _Reading:
             parts = _stacked(op)
             if op.type in ADDS:
                 waiting += [(part, factor) for part in op.inputs]
+            elif op.type in CHOICES and op.inputs[0].shape.rank == 0:  # such as zero, if there are no weights
+                waiting += [(part, factor) for part in op.inputs[1:]]
             elif op.type in PASSES or op.type == "Sum" and op.inputs[0].shape.rank == 0:
                 waiting.append((op.inputs[0], factor))
             elif parts is not None:

@@ -90,6 +90,8 @@ SUM_LOSSES = {
     "sum beside a mean": lambda p: tf.reduce_sum(p.each) + 2.0 * tf.reduce_sum(p.each * p.mask),
     "scaled": lambda p: tf.cast(tf.reduce_sum(p.each) * 128.0, tf.float32),
     "sum of some": lambda p: tf.reduce_sum(tf.boolean_mask(p.each, p.flags)),
+    "sum if any": lambda p: tf1.where(tf.reduce_any(p.flags), tf.reduce_sum(p.each * p.mask), 0.0),
+    "pairs of features": lambda p: tf1.losses.mean_pairwise_squared_error(p.y[:, None] * p.x, p.x * p.weights),
 }
 
 
@@ -124,6 +126,10 @@ MASKED_MEANS = {
     "with epsilon": (lambda p: tf.reduce_sum(p.each * p.mask) / (tf.reduce_sum(p.mask) + 1e-9), COUNT),
     "at least 1": (lambda p: tf.reduce_sum(p.each * p.mask) / tf.maximum(1.0, tf.reduce_sum(p.mask)), COUNT),
     "of means": (lambda p: tf.reduce_mean(p.each * p.mask) / tf.reduce_mean(p.mask), COUNT),
+    "if any": (
+        lambda p: tf1.where(tf.reduce_any(p.flags), tf.reduce_sum(p.each * p.mask) / tf.reduce_sum(p.mask), 0.0),
+        COUNT,
+    ),
     "in the mask": (lambda p: tf.reduce_mean(p.each * GCN_MASK(p)), COUNT),
     "in the sum": (lambda p: tf.reduce_sum(p.each * (p.mask / tf.reduce_sum(p.mask))), COUNT),
     "losses": (lambda p: tf1.losses.mean_squared_error(p.y, p.output, tf.cast(p.flags, tf.float32)), COUNT),
@@ -305,6 +311,7 @@ FEW_WORDS = {
     "sum of features' means": lambda p: tf.reduce_sum(tf.reduce_mean((p.x * p.weights) ** 2, 0)),
     "mean of sums": lambda p: tf.reduce_mean(tf.reduce_sum((p.x * p.weights) ** 2, 1)),
     "mean of masked examples": lambda p: tf.reduce_mean(p.each * p.mask),
+    "mean if it is finite": lambda p: tf1.where(p.each[0] < 1e9, tf.reduce_mean(p.each), 0.0),
     "losses": lambda p: tf1.losses.mean_squared_error(p.y, p.output),
     "losses, weighted by a number": lambda p: tf1.losses.mean_squared_error(p.y, p.output, 0.5),
     "losses over the batch": lambda p: tf1.losses.mean_squared_error(
