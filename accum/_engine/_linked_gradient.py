@@ -57,11 +57,22 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
     return probe
 
 
-NOT_TWICE = (
-    "This gradient can't be differentiated again, as a penalty on it would do, because the network has batch "
-    "normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, one that draws what can't "
-    "be drawn again, or one with a gradient of its own: use a network without these, or pass `whole_batch=()`."
-    " [accum: whole-batch-gradient]"
+def _not_again(because: str) -> str:
+    return (
+        f"This gradient can't be differentiated again, as a penalty on it would do, because {because}, or pass "
+        "`whole_batch=()`. [accum: whole-batch-gradient]"
+    )
+
+
+NOT_TWICE = _not_again(
+    "the network has batch normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, one "
+    "that draws what can't be drawn again, or one with a gradient of its own: use a network without these"
+)
+NOT_THRICE = _not_again(
+    "it is a gradient of a gradient already: compute the loss by `accum.value_and_gradients`, which takes any"
+)
+NOT_IN_BRANCH = _not_again(
+    "it is in a branch of `tf.cond`: compute it outside, and choose its value, as by `tf.where(chosen, penalty, 0.0)`"
 )
 
 
@@ -112,13 +123,15 @@ def _with_second_gradient(
         return [tf.zeros_like(value) if grad is None else grad for grad, value in zip(second, depends_on)]
 
     def differentiate(*cotangents: tf.Tensor) -> List[Optional[tf.Tensor]]:
+        if _tf.graphs.is_gradient_of_branch():
+            raise ValueError(NOT_IN_BRANCH)
         _check.warn(
             "A gradient of a gradient is computed for the whole batch at once, which is exact but saves no memory."
             " [accum: not-split]"
         )
         # In a function of its own, one source does not depend on another one.
         seconds = tf.function(_tf.graphs.run_as_written(in_function))(*cotangents)
-        seconds = _without_gradient_by(seconds, [*cotangents, *depends_on])
+        seconds = _without_gradient_by(seconds, [*cotangents, *depends_on], NOT_THRICE)
         return [None] * len(dense) + seconds  # type: ignore[operator]
 
     result = _linked([grads[index] for index in dense], depends_on, differentiate)
@@ -132,11 +145,13 @@ def _with_second_gradient(
     return ended
 
 
-def _without_gradient_by(tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+def _without_gradient_by(
+    tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor], message: str = NOT_TWICE
+) -> List[tf.Tensor]:
     """Return tensors, and raise if a tape differentiates them by what they depend on."""
 
     def refuse(*_upstream: tf.Tensor) -> None:
-        raise ValueError(NOT_TWICE)
+        raise ValueError(message)
 
     return _linked(tensors, sources, refuse)
 

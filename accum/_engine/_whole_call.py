@@ -21,9 +21,8 @@ from accum._tf import Gradient, Scalar, tf
 
 NOT_WHOLE = (
     "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
-    "and then outputs or added losses depend on how the batch is split: make them a mean and variance of "
-    "`tf.nn.moments` over the examples, or a loss that is a mean over examples, or move them behind the model."
-    " [accum: examples-meet]"
+    "and then outputs or added losses depend on how the batch is split: leave out `whole_batch`, and the step is "
+    "exact whatever the network computes, or move them behind the model. [accum: examples-meet]"
 )
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
@@ -57,19 +56,19 @@ def segments_of(
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
       are_means: whether the outputs are those of `spread_means`.
-      looks_for_meetings: whether to look for operations in which examples meet, which takes a while. They are
-        computed with the whole batch.
+      looks_for_meetings: whether to look for operations in which examples meet, which takes a while. If statistics are
+        found too, they are computed with the whole batch.
       refuses_meetings: whether those that can't be raise `ExamplesMeet`, instead of a warning.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
     """
 
-    looks = looks_for_meetings and (finds_statistics or refuses_meetings)
+    can_join = looks_for_meetings and batch.is_dense and (finds_statistics or refuses_meetings)
 
     def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool, joins: bool) -> Sequence[tf.Tensor]:
         count = batch.count_of(batch.packed(tensors))
-        marks.draws.joins = looks and batch.is_dense
+        marks.draws.joins = can_join
         with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
             outputs = function(tensors, marks)
         if finds_statistics:
@@ -89,10 +88,10 @@ def segments_of(
             raise ValueError(str(error)) from None
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if not looks:
+    if not looks_for_meetings:
         return made
     unknown = _meetings(made, batch, are_means)
-    if unknown and batch.is_dense:
+    if unknown and can_join:
         # TensorFlow's own gradient of a function that was copied is not that of the function.
         joined = _joined(lambda: segments(True, joins=True), batch, are_means)
         if joined is not None:

@@ -350,8 +350,16 @@ def forget_traces(instance: Any) -> None:
 
 
 def is_scratch() -> bool:
-    """Whether the current graph is one in which Keras 3 infers shapes, and whose operations never run."""
-    return str(getattr(tf.compat.v1.get_default_graph(), "name", "")).startswith("scratch_graph")
+    """Whether the current graph is one in which Keras infers shapes, and whose operations never run."""
+    return "scratch_graph" in str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
+
+
+def is_gradient_of_branch() -> bool:
+    """Whether the current graph is that of the gradient of a branch of `tf.cond`, which TensorFlow takes apart.
+
+    What it takes must be of the branch or of a graph around it: a value of eager execution makes TensorFlow fail.
+    """
+    return type(tf.compat.v1.get_default_graph()).__name__ == "_CondGradFuncGraph"
 
 
 def is_function(graph: tf.Graph) -> bool:

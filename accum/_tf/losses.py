@@ -252,7 +252,10 @@ def _passed(container: Any, name: str) -> List[Any]:
 def _metric_of(metric: Any) -> Any:
     """Return a metric, given its name; "accuracy" and "crossentropy" are names for several."""
     is_known = not isinstance(metric, str) or metric.lower() in ("accuracy", "acc", "crossentropy", "ce")
-    return metric if is_known else tf.keras.metrics.get(metric)
+    if is_known:
+        return metric
+    with tf.init_scope():  # its variables are of no trace
+        return tf.keras.metrics.get(metric)
 
 
 def is_of_keras(one: Any) -> bool:

@@ -298,8 +298,8 @@ def generators_of(model: tf.keras.Model) -> List[Any]:
 
 
 def metrics_of_layers(model: tf.keras.Model) -> List[Any]:
-    """Return the metrics that layers have added."""
-    return [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
+    """Return the metrics that a model and its layers keep, as attributes or by `add_metric`."""
+    return [metric for layer in [model] + layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
 
 
 def added_losses(model: tf.keras.Model) -> List[Any]:

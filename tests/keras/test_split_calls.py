@@ -211,12 +211,15 @@ class Penalty(Steps):
     def train_step(self, batch):
         data, _ = batch
         with tf.GradientTape() as tape:
-            with tf.GradientTape() as of_inputs:
-                of_inputs.watch(data)
-                outputs = self.critic(data, training=True)
-            loss = tf.reduce_mean(of_inputs.gradient(outputs, data) ** 2)
+            loss = self.penalty(data)
         self.update(self.first, tape, loss, self.critic.trainable_variables)
         return {"loss": loss}
+
+    def penalty(self, data):
+        with tf.GradientTape() as of_inputs:
+            of_inputs.watch(data)
+            outputs = self.critic(data, training=True)
+        return tf.reduce_mean(of_inputs.gradient(outputs, data) ** 2)
 
 
 class PenaltyOnWeights(Steps):
@@ -254,6 +257,93 @@ class PenaltyOnTable(PenaltyOnWeights):
         cut = layers.Lambda(lambda data: tf.cast(data > 0.0, tf.int32))
         stack = [tf.keras.Input((5,)), cut, layers.Embedding(2, 3), layers.Flatten(), layers.Dense(1)]
         self.critic = tf.keras.Sequential(stack)
+
+
+class LazyPenalty(Penalty):
+    """As that of StyleGAN2, which is computed in some steps alone."""
+
+    def penalty(self, data):
+        penalty = super().penalty
+        return tf.cond(tf.reduce_sum(data) > 0.0, lambda: penalty(data), lambda: 0.0)
+
+
+class ThirdDerivative(Steps):
+    """The loss of a differential equation of the second order."""
+
+    def make(self):
+        self.net = dense(1, 5)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as second:
+                second.watch(data)
+                with tf.GradientTape() as first:
+                    first.watch(data)
+                    values = self.net(data)
+                slopes = first.gradient(values, data)
+            loss = tf.reduce_mean((second.gradient(slopes, data) + slopes) ** 2)
+        self.update(self.first, tape, loss, self.net.trainable_variables[:1])
+        return {"loss": loss}
+
+
+class KeepsMetric(tf.keras.Model):
+    """Its `call` updates a metric that is an attribute of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.seen = dense(5, 5), tf.keras.metrics.Mean(name="seen")
+
+    def call(self, inputs):
+        self.seen.update_state(tf.reduce_mean(inputs**2))
+        return self.net(inputs)
+
+
+class KeepsMetricInStep(Steps):
+    def make(self):
+        self.net = KeepsMetric()
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(data) - data) ** 2)
+        self.update(self.first, tape, loss, self.net.trainable_variables)
+        return {"loss": loss, "seen": self.net.seen.result()}
+
+
+class BuiltInTrace(Steps):
+    """Keras 2 builds a Sequential of no known shape anew in the trace, whose layers then add other losses."""
+
+    def make(self):
+        stack = [layers.Dense(3, activity_regularizer="l2"), layers.BatchNormalization(), layers.Dense(5)]
+        self.net = tf.keras.Sequential(stack)
+
+    def call(self, inputs, training=None):
+        return self.net(inputs, training=training)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data, training=True) - data) ** 2) + tf.add_n(self.losses)
+        self.update(self.first, tape, loss, self.trainable_variables)
+        return {"loss": loss}
+
+
+class LooksAtNumbers(Steps):
+    """Its `call` needs the numbers of tensors, so it can only run eagerly."""
+
+    def make(self):
+        self.net = dense(5, 5)
+
+    def call(self, inputs):
+        return self.net(inputs) / (1.0 + float(np.mean(inputs.numpy() ** 2)))
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data) - data) ** 2)
+        self.update(self.first, tape, loss, self.trainable_variables)
+        return {"loss": loss}
 
 
 class Beside(layers.Layer):
@@ -598,6 +688,31 @@ def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
 def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_name(make):
     with pytest.raises(ValueError, match="can't be differentiated again"):
         trained(make, accum_steps=1, micro_batch_size=6)
+
+
+@pytest.mark.parametrize(
+    "make, because", [(LazyPenalty, "in a branch of `tf.cond`"), (ThirdDerivative, "a gradient of a gradient already")]
+)
+def test_a_second_gradient_in_a_branch_and_a_third_one_are_refused_by_name(make, because):
+    with pytest.raises(ValueError, match=f"can't be differentiated again.*{because}"):
+        trained(make, accum_steps=1, micro_batch_size=6)
+
+
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.parametrize("make", [KeepsMetricInStep, BuiltInTrace])
+def test_metrics_and_losses_of_what_is_called_are_those_of_the_whole_batch(make):
+    expected, logs = plain(make)
+    weights, own_logs = trained(make, micro_batch_size=6)
+    assert_same(weights, expected)
+    assert_same([own_logs[name] for name in sorted(logs)], [logs[name] for name in sorted(logs)])
+
+
+def test_a_network_that_needs_numbers_is_computed_at_once():
+    expected, logs = plain(LooksAtNumbers)
+    with pytest.warns(UserWarning, match="is computed for the whole batch at once"):
+        weights, own_logs = trained(LooksAtNumbers, micro_batch_size=6, run_eagerly=True)
+    assert_same(weights, expected)
+    assert_same(own_logs["loss"], logs["loss"])
 
 
 @pytest.mark.tf(keras=2, because="Keras 3 reads the whole table first, and the gradient uses what was read")

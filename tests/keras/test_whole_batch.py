@@ -485,10 +485,21 @@ def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
     make, x, y, compile_with = CASES["AccumBatchNormalization"]
     compile_with = dict(compile_with, **EAGERLY)
-    by_loss = trained(make, x, y, compile_with, split(whole_batch="loss"))
+    with pytest.warns(accum.InexactWarning, match="may look across the examples"):
+        by_loss = trained(make, x, y, compile_with, split(whole_batch="loss"))
     without = trained(make, x, y, compile_with, split(whole_batch=()))
     assert_same(by_loss, without)
     assert differs(by_loss, trained(make, x, y, compile_with))
+
+
+@pytest.mark.slow
+def test_the_loss_alone_names_where_examples_meet():
+    stack = [tf.keras.Input((3,)), layers.Dense(4), layers.Softmax(axis=0), layers.Dense(2)]
+    at_once = lambda: tf.keras.Sequential(stack)  # noqa: E731
+    expected = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
+    with pytest.warns(accum.InexactWarning, match="may look across the examples"):
+        assert differs(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss")), expected)
+    assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split()), expected)
 
 
 @pytest.mark.slow

@@ -242,3 +242,17 @@ def test_replicas_whose_sequences_have_other_lengths_are_refused_by_name():
     distribute = getattr(strategy, name, None) or getattr(strategy, f"experimental_{name}")
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="pad the batch before it is distributed"):
         model.fit(distribute(batches), steps_per_epoch=2, verbose=0)
+
+
+@pytest.mark.law("L11")
+def test_metrics_by_name_are_those_of_plain_keras():
+    def logs(strategy, **options):
+        with strategy.scope():
+            model = filled(dense())
+            if options:
+                model = accum.GradientAccumulateModel.from_model(model, **options)
+            model.compile(tf.keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
+        return model.fit(X, Y, batch_size=len(X), epochs=2, shuffle=False, verbose=0).history
+
+    ours, plain = logs(mirrored(), micro_batch_size=3), logs(tf.distribute.get_strategy())
+    assert_near([ours[name] for name in sorted(plain)], [plain[name] for name in sorted(plain)])

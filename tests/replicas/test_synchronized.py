@@ -99,3 +99,19 @@ def test_the_swap_keeps_what_was_synchronized():
         assert isinstance(layer, accum.AccumBatchNormalization)
         assert layer.get_config()["synchronized"] is expected
     np.testing.assert_array_equal(swapped.predict(X), model.predict(X))
+
+
+@pytest.mark.tf("2.12", because="`synchronized` is an argument from then on")
+def test_a_batch_that_is_split_is_normalised_over_all_replicas_if_the_layer_says_so():
+    def losses(strategy, **options):
+        with strategy.scope():
+            norm = layers.BatchNormalization(synchronized=True)
+            model = tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4, use_bias=False), norm, layers.Dense(1)])
+            model.layers[0].set_weights(WEIGHTS[:1])
+            model.layers[2].set_weights([WEIGHTS[1], np.zeros(1)])
+            if options:
+                model = accum.GradientAccumulateModel.from_model(model, **options)
+            model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=strategy.num_replicas_in_sync == 1)
+        return model.fit(X[:20], Y[:20], batch_size=20, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    assert_near(losses(mirrored(), micro_batch_size=3), losses(tf.distribute.get_strategy()))

@@ -297,7 +297,7 @@ class _Added:
             # A method that the layer overrides may take any arguments. Keras 3 calls the losses `loss`.
             losses, *others = args or (kwargs.pop(next(key for key in (name, "losses", "loss") if key in kwargs)),)
             for loss in tf.nest.flatten(losses):
-                if callable(loss):
+                if callable(loss) or _tf.graphs.is_scratch():
                     add_loss(loss, *others, **kwargs)
                 else:
                     self._add(layer, loss)
@@ -456,7 +456,7 @@ class WholeBatchCalls:
             if not layer.weights:
                 return call(*args, **kwargs)
             return self._split(layer, call, arguments)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # what is wrong with the call itself shows when it is made at once
             return self._at_once(layer, call, args, kwargs, error)
 
     def _at_once(
