@@ -6,8 +6,7 @@ Two patterns are recognised, in any code that builds them (`tf.nn`, tf-slim, Ker
     mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over several axes, the batch among them
 
 The batch axis is the one whose length is unknown while tracing. The results of these operations are replaced by values
-computed from the moments of the whole batch. Any other reduction over the examples can't be exact if its result is
-combined with single examples again. Such reductions are reported by name.
+computed from the moments of the whole batch. Where examples meet otherwise, `_meetings` tells.
 """
 
 from typing import Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -20,7 +19,6 @@ from accum._tf import tf
 SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 PASSING = ("Identity", "StopGradient")
 REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any"}
-SIZES = {"Shape", "ShapeN", "Size", "Rank"}
 
 Receive = Callable[[str, Moments], None]
 
@@ -67,9 +65,7 @@ class FoundStatistics:
         self._marks = marks
         self._receive = receive
         self._ops = marks.graph.get_operations()
-        self._of_patterns: Set[str] = set()  # names of means and variances that are replaced
-        self._inputs = {tensor.op.name for tensor in inputs}
-        self._ours = self._reached(self._inputs)
+        self._ours = self._reached({tensor.op.name for tensor in inputs})
         self._moved = self._with_another_axis_first()
 
     def replace(self, outputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
@@ -82,7 +78,6 @@ class FoundStatistics:
                 replaced.update(self._replace_fused(op, replaced))
             elif op.name in pairs:
                 replaced.update(self._replace_pair(pairs[op.name], replaced))
-        self._marks.unknown = self._others()
         _tf.graphs.replace_inputs(self._ops if replaced else (), replaced)
         self._marks.losses = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
         return [replaced.get(tensor.name, tensor) for tensor in outputs]
@@ -160,7 +155,6 @@ class FoundStatistics:
         shape = [1 if axis in pair.axes else length for axis, length in enumerate(lengths)]
         self._require_shape(pair.variance, shape)
         _, whole = self._at_barrier(pair.values.name, values, Normalization(pair.axes, len(lengths), shape))
-        self._of_patterns.update(op.name for op in pair.means + [pair.variance])
         return _of_pair(pair, whole)
 
     def _require_shape(self, op: tf.Operation, shape: Sequence[Optional[int]]) -> None:
@@ -216,12 +210,6 @@ class FoundStatistics:
             return None
         return unknown[0] if unknown else None
 
-    def _may_be_over_examples(self, op: tf.Operation) -> bool:
-        lengths = op.inputs[0].shape.as_list() if self._axes(op) else []
-        return self._axes_over_examples(op) is not None or (
-            op.name in self._moved and any(lengths[axis] is None for axis in self._axes(op))
-        )
-
     # ------------------------------------------------------------------------------------------------------------
 
     def _require_none_within(self) -> None:
@@ -235,27 +223,6 @@ class FoundStatistics:
                     "whole batch within a loop, a conditional or a function of its own: take it out of there, or "
                     f"pass `whole_batch=()`. Received: {op.name!r}. [accum: whole-batch-loop]"
                 )
-
-    def _others(self) -> List[str]:
-        """Return the names of other reductions over examples that meet single examples again."""
-        # {operation: the reductions over all examples that it is computed from, and nothing else}
-        reduced: Dict[str, Set[str]] = {}
-        rows = set(self._inputs)
-        names: Dict[str, None] = {}
-        for op in self._ops:
-            is_whole = op.name in self._of_patterns  # a statistic, now of the batch
-            if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
-                continue
-            before = [tensor.op.name for tensor in op.inputs]
-            met = [name for one in before for name in sorted(reduced.get(one, ()))]
-            if self._may_be_over_examples(op):
-                reduced[op.name] = {op.name}
-            elif any(name in rows for name in before):
-                rows.add(op.name)
-                names.update((name, None) for name in met)
-            elif met:
-                reduced[op.name] = set(met)
-        return list(names)
 
 
 class Statistics(NamedTuple):

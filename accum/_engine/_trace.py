@@ -113,7 +113,6 @@ class Marks:
       rows: tensors that metrics of layers take, which must have an entry for each example.
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
-      unknown: names of reductions over the examples that are no barriers, though they should be.
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
       watched: tensors of the micro-batch by which to differentiate, too: arguments of the function.
     """
@@ -128,7 +127,6 @@ class Marks:
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
         self.own: Set[str] = set()
-        self.unknown: List[str] = []
         self.sources: Optional[List[Union[tf.Tensor, tf.Variable]]] = None
         self.watched: List[tf.Tensor] = []
 
@@ -204,7 +202,6 @@ class Trace(NamedTuple):
       grads: of the gradient by each variable: a key, a pair (values, indices), or None.
       watched_grads: of the gradient by each of the watched arguments: a key, or None.
       shapes: the shapes of the variables, as lists.
-      unknown: as in `Marks`.
       numbers: list of (key, whether it is a sum), as in `Marks`.
       rows: of those in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
@@ -231,7 +228,6 @@ class Trace(NamedTuple):
     grads: List[Any]
     watched_grads: List[Optional[Key]]
     shapes: List[List[int]]
-    unknown: List[str]
     numbers: List[Tuple[Key, bool]]
     rows: List[Key]
     captures: List[Tuple[tf.Tensor, Key]]
@@ -368,7 +364,6 @@ def _read(
         [of_parts(grad, _name) for grad in by_variables],
         [grad_of(tensor) for tensor in marks.watched],
         [_lengths(var) for var in variables or ()],
-        marks.unknown,
         [(value.name, is_sum) for value, is_sum in marks.numbers],
         _names(marks.rows),
         [],

@@ -108,10 +108,9 @@ def segments_of(
 
 def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
     """Return the names of operations in which examples meet, or may meet, other than at barriers."""
-    trace = made.graph.trace
     if not batch.is_dense:
-        return trace.unknown or ["inputs that are ragged or sparse, for which that is not known"]
-    return meetings(trace, are_means)
+        return ["inputs that are ragged or sparse, for which that is not known"]
+    return meetings(made.graph.trace, are_means)
 
 
 def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:
