@@ -10,6 +10,7 @@ from accum import _tf
 from accum._tf import tf
 
 Key = str
+SWITCHES = ("Switch", "RefSwitch")
 
 
 class Part:
@@ -193,6 +194,7 @@ def outside_key(key: Key) -> Key:
 
 
 def _is_pivot(op: tf.Operation) -> bool:
-    return op.type in ("Switch", "RefSwitch", "Identity") and any(
-        tensor.dtype.base_dtype == tf.bool for tensor in op.outputs
-    )
+    """Whether an operation passes the condition of a conditional of TF 1 on, by which its branches wait."""
+    around = [op, *(tensor.op for tensor in op.inputs), *(user for one in op.outputs for user in one.consumers())]
+    is_condition = any(tensor.dtype.base_dtype == tf.bool for tensor in op.outputs)
+    return is_condition and op.type in (*SWITCHES, "Identity") and any(one.type in SWITCHES for one in around)

@@ -87,7 +87,7 @@ class Inside:
         self.before_outputs = set(_tf.op_walks.ancestors([image.op for image in self.ends]))
         self.trusted: Set[tf.Operation] = set()
         self.analysis = self._analysed(users)
-        self._library = _tf.graph_parts.Library(self.graph, self.graph.as_graph_def())
+        self.library = _tf.graph_parts.Library(self.graph, self.graph.as_graph_def())
         self._feed_known()
         self.statistics = self._find()
 
@@ -114,7 +114,7 @@ class Inside:
 
     def _may_normalize(self, op: tf.Operation) -> bool:
         if op.type in _tf.graph_parts.CALLS:
-            return self._library.normalizes(op.node_def)
+            return self.library.normalizes(op.node_def)
         is_spread = op.type == "Mean" and op.inputs[0].op.type in SQUARES
         return is_spread or op.type in _tf.op_walks.FUSED_BATCH_NORMS
 
@@ -216,8 +216,10 @@ class Inside:
 
         They are random numbers, initial states, and what may look at all examples, such as a gradient of its own.
         """
+        # What waits for a check of what may be inside can't be known before it, nor what a copy takes of that.
+        behind = _tf.op_walks.descendants(self.of_variables & self._of_original.union(self.of_batch))
         for op in self.of_batch:
-            if op in self.of_variables:
+            if op in behind:
                 continue
             is_whole = op in self.before_losses and _tf.graphs.outermost_frame(op) is None
             if is_random(op) or op.type in MADE or (is_whole and not self._keeps_apart(op, set())):
@@ -251,10 +253,9 @@ class Inside:
             return [[op for op in one.copies if op in self.depending] for one in self.branches.conditionals]
         frames: Dict[Any, List[tf.Operation]] = {}
         for op in self.of_batch:
-            if op in self.before_losses:
-                frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
+            frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
         frames.pop(None, None)
-        return list(frames.values())
+        return [[op for op in ops if op in self.before_losses] or ops for ops in frames.values()]
 
     def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
         verdict = self.analysis.verdict(op.name)
@@ -274,7 +275,7 @@ class Inside:
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
-        if op.type in _tf.graph_parts.CALLS and self._library.hidden(_tf.graph_parts.node_of(op)):
+        if op.type in _tf.graph_parts.CALLS and self.library.hidden(_tf.graph_parts.node_of(op)):
             return False  # it draws or assigns
         takes_statistics = barriers and any(self.analysis.level(tensor.name) for tensor in op.inputs)
         if op.type in _tf.graph_parts.CALLS and takes_statistics:

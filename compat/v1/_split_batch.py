@@ -40,8 +40,8 @@ from accum.compat.v1._linked_rows import LinkedRows, links_of
 from accum.compat.v1._open_batch import constant_count
 from accum.compat.v1._shortfall import require_apart, require_before_optimizer, require_gain, require_shapes
 
-CHECKS = ("Assert", "Print", "PrintV2")
-"""Types of stateful operations that change nothing, so that what waits for them may be computed before them."""
+CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
+"""Types of stateful operations that themselves change nothing, so that what waits for them may be computed before."""
 
 
 def split_batch(
@@ -315,14 +315,17 @@ def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
 
 def _changes_nothing(inside: Inside, ops: Set[tf.Operation]) -> bool:
     """Whether operations, of those that are not inside, only read."""
-    own = (op for op in ops if op in inside.depending and not inside.is_covered(op))
-    return not any(_tf.op_walks.changes_variable(op) or _is_stateful(op) for op in own)
+    own = [op for op in ops if op in inside.depending and not inside.is_covered(op)]
+    calls = [_tf.graph_parts.node_of(op) for op in own if op.type in _tf.graph_parts.CALLS]
+    kinds = {op.type for op in own}.union(*map(inside.library.types_within, calls))
+    changing = any(map(_tf.op_walks.changes_variable, own))
+    return not changing and not any(_is_stateful(inside.graph, kind) for kind in kinds)
 
 
-def _is_stateful(op: tf.Operation) -> bool:
-    """Whether an operation has, or changes, a state, other than that of a variable that it reads."""
-    is_read = op.type.startswith(("ReadVariable", "ResourceGather"))
-    return bool(op.op_def.is_stateful) and op.type not in CHECKS and not is_read
+def _is_stateful(graph: tf.Graph, kind: str) -> bool:
+    """Whether an operation of a type has, or changes, a state, other than that of a variable that it reads."""
+    is_read = kind.startswith(("ReadVariable", "ResourceGather"))
+    return bool(_tf.definitions.definition_of(graph, kind).is_stateful) and kind not in CHECKS and not is_read
 
 
 def _wait_behind(check: tf.Operation, before: Set[tf.Operation], rows: LinkedRows) -> None:

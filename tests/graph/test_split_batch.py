@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_slim as slim
 from equality import assert_near
 from optimizers import mainly
-from warned import warned
+from warned import silent, warned
 
 import accum.compat.v1
 
@@ -675,8 +675,52 @@ def test_a_gradient_of_what_is_split_can_not_be_differentiated_again(differentia
         differentiate(loss, kernel)
 
 
+def weighted_by_example(x, y, normalize=lambda hidden: hidden):
+    """TensorFlow's losses check the shapes of weights, and what they add up and count by waits for that."""
+    outputs = dense(tf.tanh(normalize(dense(tf.reshape(x, [-1, 24]), "first", 4))), "last", 1)
+    loss = tf1.losses.mean_squared_error(y, outputs, weights=tf.cast(y > 0.4, tf.float32))
+    return loss + tf1.losses.absolute_difference(y, outputs, weights=y), tf.reduce_mean(outputs)
+
+
+def weighted_behind_a_switch(x, y):
+    """What is split is a copy of the branch for training."""
+
+    def normalize(hidden):
+        by_batch = lambda: tuple(map(tf.identity, tf.nn.moments(hidden, [0])))
+        is_training = tf1.placeholder_with_default(True, [])
+        mean, variance = tf.cond(is_training, by_batch, lambda: (tf.zeros([4]), tf.ones([4])))
+        return (hidden - mean) / tf.sqrt(variance + 1e-3)
+
+    return weighted_by_example(x, y, normalize)
+
+
+@pytest.mark.law("L18", "L21")
+@pytest.mark.parametrize("program", mainly([weighted_by_example, weighted_behind_a_switch], weighted_by_example))
+def test_losses_of_tensorflow_may_be_weighted_by_example(program, control_flow):
+    whole = trained(program)
+    with silent():
+        assert_same(trained(program, 6), whole, tolerance=5e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("control_flow", [1], indirect=True)
+def test_such_a_loss_is_not_the_mean_over_parts_of_the_batch():
+    whole = trained(weighted_by_example, steps=1)[1][0][0]
+    parts = [trained(weighted_by_example, steps=1, data=(X[i : i + 5], Y[i : i + 5]))[1][0][0] for i in range(0, N, 5)]
+    assert abs(np.mean(parts) - whole) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.law("L18")
+def test_the_network_of_such_a_loss_is_computed_in_micro_batches_alone(control_flow):
+    x, y = placeholders()
+    loss = accum.compat.v1.split_batch(weighted_by_example(x, y)[0], (x, y), 6)
+    names = nodes_of_run(tf.gradients(loss, tf1.trainable_variables()), {x: X, y: Y})
+    assert "MatMul" not in names
+    assert len([name for name in names if name.endswith("segment/MatMul")]) == 8  # 4 micro-batches, forward and again
+
+
+@pytest.mark.law("L21")
 def test_a_check_of_what_is_split_still_runs(control_flow):
     x, y = placeholders()
     limit = tf1.placeholder(tf.float32, [])
