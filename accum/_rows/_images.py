@@ -172,7 +172,7 @@ def batch_norm(op: Op) -> Outcome:
     """In training, statistics over all axes but that of the features, and rows behind them."""
     layout = op.must(0)
     count = len(op.node.dtypes)
-    if layout.axis == _features(op):
+    if layout.axis == op.features():
         return _normalised_apart(op, count)
     op.only(0)
     if not op.attribute("is_training").b:
@@ -202,7 +202,7 @@ def batch_norm_gradient(op: Op) -> Outcome:
     """In training, rows behind sums over the examples; otherwise rows, beside such sums."""
     layout = op.same([0, 1])
     count = len(op.node.dtypes)
-    if layout.axis == _features(op):
+    if layout.axis == op.features():
         return _gradient_of_normalised_apart(op, count)
     op.only(0, 1)
     how = "moments" if op.attribute("is_training").b else "sum"
@@ -216,11 +216,6 @@ def _gradient_of_normalised_apart(op: Op, count: int) -> Outcome:
     if any(op.layout(index) != statistics for index in (2, 3, 4)) or not op.attribute("is_training").b:
         raise Meets("the examples are on the axis of the features")
     return _outcome(count, layout, statistics, statistics, INDEPENDENT, INDEPENDENT)
-
-
-def _features(op: Op) -> int:
-    """Return the axis of the features."""
-    return 1 if op.attribute("data_format").s.startswith(b"NC") else op.rank() - 1
 
 
 @rule("BlockLSTM", "BlockLSTMV2")

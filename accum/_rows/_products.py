@@ -76,10 +76,6 @@ def einsum(op: Op) -> Outcome:
         name = next(iter(names))
         if op.layout(index) is None and name in labels[index] and op.dims(index)[labels[index].index(name)] != 1:
             raise Meets(f"nothing proves that input {index} is the same for all examples")
-    if found == {None} and any(op.layout(index) is None for index in range(op.count)):
-        raise Meets("a product that contracts the examples with something else")
-    if found == {None} and len({op.must(index).along for index in op.batched}) == 1:
-        return Outcome([None], PRODUCT)
     return product_of(op, found)
 
 
@@ -116,17 +112,17 @@ def leading(op: Op, inner: Tuple[int, ...], shared: bool = True) -> Layout:
     return layouts.pop().on(op.must(first).axis)
 
 
-@rule("FFT", "IFFT", "LogSoftmax", "MatrixDiag", "Softmax")
+@rule("FFT", "IFFT", "IRFFT", "LogSoftmax", "MatrixDiag", "RFFT", "Softmax")
 def on_last_axis(op: Op) -> Layout:
-    """They work on the last axis."""
-    return leading(op, (1,))
+    """They work on the last axis; another input is a length."""
+    return leading(op, (1, 1))
 
 
 @rule("Cholesky", "Eig", "FFT2D", "IFFT2D", "LogMatrixDeterminant", "Lu", "MatrixDeterminant", "MatrixDiagPart")
-@rule("MatrixInverse", "MatrixLogarithm", "MatrixSquareRoot", "Qr", "SelfAdjointEigV2", "Svd")
+@rule("IRFFT2D", "MatrixInverse", "MatrixLogarithm", "MatrixSquareRoot", "Qr", "RFFT2D", "SelfAdjointEigV2", "Svd")
 def on_two_axes(op: Op) -> Layout:
-    """They work on the last two axes."""
-    return leading(op, (2,))
+    """They work on the last two axes; another input has two lengths."""
+    return leading(op, (2, 1))
 
 
 @rule("CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve")
@@ -136,27 +132,9 @@ def pairs_of_matrices(op: Op) -> Layout:
     return op.same([0, 1])
 
 
-@rule("FFT3D", "IFFT3D")
+@rule("FFT3D", "IFFT3D", "IRFFT3D", "RFFT3D")
 def on_three_axes(op: Op) -> Layout:
-    """They work on the last three axes."""
-    return leading(op, (3,))
-
-
-@rule("RFFT", "IRFFT")
-def real_fft(op: Op) -> Layout:
-    """The other input is a length."""
-    return leading(op, (1, 1))
-
-
-@rule("RFFT2D", "IRFFT2D")
-def real_fft_of_two(op: Op) -> Layout:
-    """The other input has two lengths."""
-    return leading(op, (2, 1))
-
-
-@rule("RFFT3D", "IRFFT3D")
-def real_fft_of_three(op: Op) -> Layout:
-    """The other input has three lengths."""
+    """They work on the last three axes; another input has three lengths."""
     return leading(op, (3, 1))
 
 
@@ -166,14 +144,7 @@ def band_part(op: Op) -> Layout:
     return leading(op, (2, 0, 0))
 
 
-@rule("MatrixSetDiag")
-def set_diagonal(op: Op) -> Layout:
-    """A matrix and its diagonal."""
-    leading(op, (2, 1))
-    return op.same([0, 1])
-
-
-@rule("MatrixSetDiagV2", "MatrixSetDiagV3")
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def set_diagonals(op: Op) -> Layout:
     """One diagonal or, if two numbers give the first and the last, several."""
     op.only(0, 1)

@@ -37,7 +37,7 @@ def l2_loss(op: Op) -> Outcome:
 def bias_add_gradient(op: Op) -> Outcome:
     """The sum over all axes but that of the features."""
     layout = op.one()
-    if layout.axis == _features(op):
+    if layout.axis == op.features():
         raise Meets("the examples are on the axis of the features")
     return Outcome([None], "sum")
 
@@ -46,15 +46,9 @@ def bias_add_gradient(op: Op) -> Outcome:
 def bias_add(op: Op) -> Layout:
     """A number for each feature."""
     layout = op.one()
-    if layout.axis == _features(op):
+    if layout.axis == op.features():
         raise Meets("the examples are on the axis of the features")
     return layout
-
-
-def _features(op: Op) -> int:
-    """Return the axis of the features."""
-    is_first = op.attribute("data_format").s.startswith(b"NC")
-    return 1 if is_first else op.rank() - 1
 
 
 @rule("ArgMax", "ArgMin")
@@ -114,8 +108,6 @@ def dense_bincount(op: Op) -> Outcome:
     _weights_are_alike(op)
     if op.rank() == 2 and layout.axis == 0:
         return Outcome([layout])
-    if op.rank() == 2:
-        return Outcome([None], "any" if op.attribute("binary_output").b else "bincount")
     return Outcome([None], "any" if op.attribute("binary_output").b else "bincount")
 
 

@@ -155,6 +155,10 @@ class Op:
         """Return the value of an input that names axes."""
         return [self.axis(int(axis), rank) for axis in np.ravel(self.constant(index))]
 
+    def features(self) -> int:
+        """Return the axis of the features of an input of images or rows."""
+        return 1 if self.attribute("data_format").s.startswith(b"NC") else self.rank() - 1
+
     def by_size(self, index: int) -> Values:
         """Return the value of an input for each of `SIZES`."""
         values = self._values[index]
