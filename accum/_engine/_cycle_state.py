@@ -1,7 +1,7 @@
 """What a cycle keeps: its counters, the weighted sums of its gradients, and the list of its variables.
 
-`StepCounter` counts micro steps. `WeightedSums` adds the
-weighted gradients of one replica to its accumulators, and their weights to each other.
+`StepCounter` counts micro steps. `WeightedSums` adds the weighted gradients of one replica to its accumulators, and
+their weights to each other.
 
 `VariableList` says for which variables gradients are accumulated, and `SeenGradients` which of them had one. A variable
 without a gradient in a whole cycle is not passed to the inner optimizer, just as in a full batch: an optimizer with

@@ -59,7 +59,7 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 def _not_again(because: str) -> str:
     return (
-        f"This gradient can't be differentiated again, as a penalty on it would do, because {because}, or pass "
+        f"This gradient can't be differentiated again, as a penalty on it requires, because {because}, or pass "
         "`whole_batch=()`. [accum: whole-batch-gradient]"
     )
 
@@ -69,7 +69,7 @@ NOT_TWICE = _not_again(
     "that draws what can't be drawn again, or one with a gradient of its own: use a network without these"
 )
 NOT_THRICE = _not_again(
-    "it is a gradient of a gradient already: compute the loss by `accum.value_and_gradients`, which takes any"
+    "it is a gradient of a gradient already: compute the loss by `accum.value_and_gradients`, which takes any order"
 )
 NOT_IN_BRANCH = _not_again(
     "it is in a branch of `tf.cond`: compute it outside, and choose its value, as by `tf.where(chosen, penalty, 0.0)`"

@@ -22,7 +22,7 @@ from accum._tf import Gradient, Scalar, tf
 NOT_WHOLE = (
     "With `whole_batch`, these operations may look across the examples of each micro-batch instead of the whole batch, "
     "and then outputs or added losses depend on how the batch is split: leave out `whole_batch`, and the step is "
-    "exact whatever the network computes, or move them behind the model. [accum: examples-meet]"
+    "exact whatever the network computes, or compute their results behind the network. [accum: examples-meet]"
 )
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 

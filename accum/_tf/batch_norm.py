@@ -15,7 +15,8 @@ BATCH_NORMS = keras_layers("BatchNormalization", "SyncBatchNormalization")
 
 def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a layer computes its statistics over all replicas."""
-    own = getattr(batch_norm, "synchronized", None)  # not in the config of Keras 2.12 to 2.15
+    # Keras 2.12 to 2.15 leave it out of the config.
+    own = batch_norm.get_config().get("synchronized", getattr(batch_norm, "synchronized", None))
     return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
 
 

@@ -351,7 +351,8 @@ def forget_traces(instance: Any) -> None:
 
 def is_scratch() -> bool:
     """Whether the current graph is one in which Keras infers shapes, and whose operations never run."""
-    return "scratch_graph" in str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
+    name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
+    return name.startswith("scratch_graph") or name.endswith("_scratch_graph")  # Keras 3, Keras 2
 
 
 def is_gradient_of_branch() -> bool:

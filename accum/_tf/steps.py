@@ -299,7 +299,8 @@ def generators_of(model: tf.keras.Model) -> List[Any]:
 
 def metrics_of_layers(model: tf.keras.Model) -> List[Any]:
     """Return the metrics that a model and its layers keep, as attributes or by `add_metric`."""
-    return [metric for layer in [model] + layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
+    listed = [metric for layer in [model] + layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
+    return list({id(metric): metric for metric in listed}.values())
 
 
 def added_losses(model: tf.keras.Model) -> List[Any]:

@@ -1,6 +1,7 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
+import copy
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
@@ -531,7 +532,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     @property
     def accum_steps(self) -> AccumSteps:
         """Micro steps per step, or their schedule."""
-        return self._cycle.plan.accum_steps
+        return copy.copy(self._cycle.plan.accum_steps)
 
     def __repr__(self) -> str:
         if "_cycle" not in self.__dict__:  # still being constructed

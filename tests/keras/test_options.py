@@ -502,3 +502,9 @@ def test_another_optimizer_in_the_middle_of_a_cycle_is_named(recwarn):
     assert not [one for one in recwarn if "another optimizer" in str(one.message)]
     with pytest.warns(UserWarning, match="another optimizer in the middle of a cycle, whose gradients are lost"):
         model.compile(model.optimizer.optimizer, "mse")
+
+
+def test_the_schedule_that_an_optimizer_shows_is_a_copy():
+    optimizer = accum.GradientAccumulateOptimizer("sgd", {0: 2, 10: 3})
+    optimizer.accum_steps[0] = 5
+    assert optimizer.accum_steps == {0: 2, 10: 3}

@@ -287,16 +287,26 @@ class ThirdDerivative(Steps):
         return {"loss": loss}
 
 
+class Seeing(layers.Layer):
+    def __init__(self, metric):
+        super().__init__()
+        self.metric = metric
+
+    def call(self, inputs):
+        self.metric.update_state(tf.reduce_mean(inputs**2))
+        return tf.identity(inputs)
+
+
 class KeepsMetric(tf.keras.Model):
-    """Its `call` updates a metric that is an attribute of the model itself."""
+    """Its `call` updates a metric that is an attribute of the model itself, and of a layer."""
 
     def __init__(self):
         super().__init__()
         self.net, self.seen = dense(5, 5), tf.keras.metrics.Mean(name="seen")
+        self.seeing = Seeing(self.seen)  # so the metric is found twice
 
     def call(self, inputs):
-        self.seen.update_state(tf.reduce_mean(inputs**2))
-        return self.net(inputs)
+        return self.net(self.seeing(inputs))
 
 
 class KeepsMetricInStep(Steps):
@@ -699,6 +709,7 @@ def test_a_second_gradient_in_a_branch_and_a_third_one_are_refused_by_name(make,
 
 
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.filterwarnings("error:The layer .* is computed for the whole batch at once")
 @pytest.mark.parametrize("make", [KeepsMetricInStep, BuiltInTrace])
 def test_metrics_and_losses_of_what_is_called_are_those_of_the_whole_batch(make):
     expected, logs = plain(make)

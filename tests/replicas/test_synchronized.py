@@ -115,3 +115,13 @@ def test_a_batch_that_is_split_is_normalised_over_all_replicas_if_the_layer_says
         return model.fit(X[:20], Y[:20], batch_size=20, epochs=2, shuffle=False, verbose=0).history["loss"]
 
     assert_near(losses(mirrored(), micro_batch_size=3), losses(tf.distribute.get_strategy()))
+
+
+def test_a_synchronized_layer_is_refused_where_each_replica_splits_its_batch_alone():
+    with mirrored().scope():
+        norm = accum.AccumBatchNormalization(synchronized=True)
+        model = tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4), norm, layers.Dense(1)])
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=3, whole_batch=())
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"\[accum: replicas\]"):
+        model.fit(X[:20], Y[:20], batch_size=20, verbose=0)

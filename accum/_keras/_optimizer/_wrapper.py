@@ -5,6 +5,7 @@ optimizer that is wrapped.
 """
 
 import contextlib
+import copy
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -325,7 +326,7 @@ class GradientAccumulateOptimizer:
     @property
     def accum_steps(self) -> AccumSteps:
         """Micro steps per step, or their schedule. Assigning an int takes effect from the next cycle on."""
-        return self._cycle.plan.accum_steps
+        return copy.copy(self._cycle.plan.accum_steps)
 
     @accum_steps.setter
     def accum_steps(self, value: AccumSteps) -> None:

@@ -456,6 +456,8 @@ class WholeBatchCalls:
             if not layer.weights:
                 return call(*args, **kwargs)
             return self._split(layer, call, arguments)
+        except tf.errors.OpError:  # of a micro-batch that runs, as eagerly: perhaps out of memory
+            raise
         except Exception as error:  # what is wrong with the call itself shows when it is made at once
             return self._at_once(layer, call, args, kwargs, error)
 
@@ -468,14 +470,18 @@ class WholeBatchCalls:
         error: Exception,
     ) -> Nested:
         """Call a layer with the whole batch, because it can't be split."""
+        self.is_used = True
+        with self._within():
+            result = call(*args, **kwargs)
+        reason = str(error)
+        if "\n" in reason:  # a traceback of what Python does to tensors
+            reason = f"{type(error).__name__}, where it is traced."
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
             _check.warn(
                 f"The layer {layer.name!r} is computed for the whole batch at once, which is exact but saves no "
-                f"memory, because it can't be split: {error} [accum: not-split]"
+                f"memory, because it can't be split: {reason} [accum: not-split]"
             )
-        self.is_used = True
-        with self._within():
-            return call(*args, **kwargs)
+        return result
 
     def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
         """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does."""
