@@ -84,7 +84,7 @@ class KerasRun:
 
     def dtype_of_sums(self, index):
         """Return the dtype of a variable's accumulator."""
-        dtype = self.wrapper._internals.cycle.dtype if self.accumulates else None
+        dtype = self.wrapper._internals.cycle.plan.accumulator_dtype if self.accumulates else None
         if dtype is not None:
             return np.dtype(dtype.as_numpy_dtype)
         return np.dtype(np.float32) if self.dtype(index).itemsize < 4 else self.dtype(index)
