@@ -709,8 +709,15 @@ def test_a_second_gradient_in_a_branch_and_a_third_one_are_refused_by_name(make,
 
 
 @pytest.mark.filterwarnings("error::accum.InexactWarning")
-@pytest.mark.filterwarnings("error:The layer .* is computed for the whole batch at once")
-@pytest.mark.parametrize("make", [KeepsMetricInStep, BuiltInTrace])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(
+            KeepsMetricInStep, marks=pytest.mark.filterwarnings("error:The layer .* is computed for the whole")
+        ),
+        BuiltInTrace,  # at once on 2.8 and 2.10, where the shape of its outputs is not known
+    ],
+)
 def test_metrics_and_losses_of_what_is_called_are_those_of_the_whole_batch(make):
     expected, logs = plain(make)
     weights, own_logs = trained(make, micro_batch_size=6)
