@@ -52,7 +52,6 @@ pygments_style = "friendly"
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
-autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80
