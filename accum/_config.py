@@ -1,6 +1,6 @@
 """Write arguments into configs, functions by the names under which they are registered with Keras."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, Optional
 
 from accum import _check, _tf
 from accum._tf import tf
@@ -32,6 +32,18 @@ def to_config(argument: str, value: Any) -> Any:
             f"{argument}={value!r}. [accum: unregistered]",
         )
     return None if name is None else {"registered": name}
+
+
+def options_to_config(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Convert arguments by their names, as `to_config` does each."""
+    return {name: to_config(name, value) for name, value in options.items()}
+
+
+def options_from_config(
+    config: Dict[str, Any], names: Iterable[str], custom_objects: Optional[Dict[str, Any]] = None
+) -> Dict[str, Any]:
+    """Restore those of the arguments `names` that a config has, as `from_config` does each."""
+    return {name: from_config(name, config[name], custom_objects) for name in names if name in config}
 
 
 def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:

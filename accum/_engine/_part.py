@@ -10,7 +10,6 @@ from accum import _tf
 from accum._tf import tf
 
 Key = str
-SWITCHES = ("Switch", "RefSwitch")
 
 
 class Part:
@@ -196,5 +195,6 @@ def outside_key(key: Key) -> Key:
 def _is_pivot(op: tf.Operation) -> bool:
     """Whether an operation passes the condition of a conditional of TF 1 on, by which its branches wait."""
     around = [op, *(tensor.op for tensor in op.inputs), *(user for one in op.outputs for user in one.consumers())]
+    switches = _tf.op_walks.SWITCHES
     is_condition = any(tensor.dtype.base_dtype == tf.bool for tensor in op.outputs)
-    return is_condition and op.type in (*SWITCHES, "Identity") and any(one.type in SWITCHES for one in around)
+    return is_condition and op.type in (*switches, "Identity") and any(one.type in switches for one in around)

@@ -1,10 +1,10 @@
 """The options of an accumulating optimizer, declared once for every API: `Plan`."""
 
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
-from accum import _check, _config
+from accum import _check
 from accum._tf import Transform, tf
-from accum._tf.types import AccumSteps, Config, CustomObjects, Dtype, Nonfinite, Reduction, Sparse
+from accum._tf.types import AccumSteps, Dtype, Nonfinite, Reduction, Sparse
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict  # novm
@@ -68,19 +68,12 @@ class Plan(NamedTuple):
             _check.one_of("sparse", sparse, SPARSE),
         )
 
-    def get_config(self) -> Config:
-        """Return the options as JSON, without those that are None. `options_from` reads them."""
-        options = {name: value for name, value in self._asdict().items() if value is not None}
-        return {name: _config.to_config(name, value) for name, value in options.items()}
-
-    @staticmethod
-    def options_from(config: Config, custom_objects: CustomObjects = None) -> Dict[str, Any]:
-        """Read the options from a config that contains what `get_config` returned."""
-        names = [name for name in Plan._fields if name in config]
-        return {name: _config.from_config(name, config[name], custom_objects) for name in names}
-
     # ----------------------------------------------------------------------------------------------------------------
     # What follows from `accum_steps`
+
+    def shown_steps(self) -> AccumSteps:
+        """Return `accum_steps` for users, who may change what they get."""
+        return dict(self.accum_steps) if isinstance(self.accum_steps, dict) else self.accum_steps
 
     @property
     def is_schedule(self) -> bool:

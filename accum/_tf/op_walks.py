@@ -6,7 +6,10 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Opt
 from accum._tf.version import tf
 
 FUSED_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")
+SWITCHES = ("Switch", "RefSwitch")
+"""Types of operations by which TensorFlow 1 enters a branch of a conditional."""
+
+ENTRANCES = SWITCHES + ("Enter", "RefEnter")
 """By which a tensor enters a conditional or a loop of TF 1."""
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")

@@ -14,7 +14,6 @@ from accum.compat.v1._open_batch import OpenBatch
 
 CONDITIONALS = ("If", "StatelessIf")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-SWITCHES = ("Switch", "RefSwitch")
 MERGES = ("Merge", "RefMerge")
 LEFT = ("VariableV2", "Variable", "VarHandleOp")
 """Types of operations that are never copied."""
@@ -42,15 +41,15 @@ def choosers(ops: Sequence[tf.Operation]) -> List[tf.Tensor]:
     """Return the boolean placeholders that choose between the branches of conditionals."""
     found: Dict[Key, tf.Tensor] = {}
     for op in ops:
-        if op.type in SWITCHES + CONDITIONALS:
-            predicate = _root(op.inputs[op.type in SWITCHES])
+        if op.type in _tf.op_walks.SWITCHES + CONDITIONALS:
+            predicate = _root(op.inputs[op.type in _tf.op_walks.SWITCHES])
             if predicate.dtype == tf.bool and predicate.op.type in ("Placeholder", "PlaceholderWithDefault"):
                 found[predicate.name] = predicate
     return list(found.values())
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type in ("Identity", "LogicalNot") + SWITCHES:
+    while tensor.op.type in ("Identity", "LogicalNot") + _tf.op_walks.SWITCHES:
         tensor = tensor.op.inputs[0]
     return tensor
 
@@ -107,7 +106,7 @@ class ChosenBranches:
         self._owner: tf.Operation = losses[0].op
         ordered = _tf.op_walks.ancestors([loss.op for loss in losses])
         self.before_losses = set(ordered)
-        switches = [op for op in ordered if op.type in SWITCHES and _root(op.inputs[1]).name in values]
+        switches = [op for op in ordered if op.type in _tf.op_walks.SWITCHES and _root(op.inputs[1]).name in values]
         self._chosen = {_tf.graphs.outermost_frame(op) for op in switches}
         for op in ordered:
             self._owner = op
@@ -156,7 +155,7 @@ class ChosenBranches:
                 self._aliases[outputs[0]] = keys[0]
         elif len(keys) < len(taken):
             self._aliases.update(dict.fromkeys(outputs))
-        elif proto.op in SWITCHES and decided[1] is not None:
+        elif proto.op in _tf.op_walks.SWITCHES and decided[1] is not None:
             self._aliases.update({outputs[decided[1]]: keys[0], outputs[not decided[1]]: None})
             self._frames.add(_tf.graphs.outermost_frame(self._owner))
         elif proto.op in CONDITIONALS and decided[0] is not None:
@@ -183,7 +182,7 @@ class ChosenBranches:
             if is_within:
                 raise NotChosen(f"{name!r} assigns to a variable")
             return
-        if proto.op in SWITCHES + MERGES + ("Enter", "RefEnter", "Exit", "RefExit", "NextIteration"):
+        if proto.op in _tf.op_walks.SWITCHES + MERGES + ("Enter", "RefEnter", "Exit", "RefExit", "NextIteration"):
             raise NotChosen(f"{name!r} belongs to a loop, or to a conditional by another tensor")
         if self._open is not None and depends:
             if proto.op in _tf.graph_parts.LOOPS:

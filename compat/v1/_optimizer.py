@@ -1,7 +1,6 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-import copy
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
@@ -532,7 +531,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     @property
     def accum_steps(self) -> AccumSteps:
         """Micro steps per step, or their schedule."""
-        return copy.copy(self._cycle.plan.accum_steps)
+        return self._cycle.plan.shown_steps()
 
     def __repr__(self) -> str:
         if "_cycle" not in self.__dict__:  # still being constructed

@@ -12,6 +12,7 @@ from equality import assert_near
 from optimizers import mainly
 from replicas import mirrored
 from versions import IS_KERAS_3
+from warned import warned
 
 import accum
 
@@ -267,6 +268,13 @@ class LazyPenalty(Penalty):
         return tf.cond(tf.reduce_sum(data) > 0.0, lambda: penalty(data), lambda: 0.0)
 
 
+class ChosenPenalty(Penalty):
+    """What the error of `LazyPenalty` advises."""
+
+    def penalty(self, data):
+        return tf.where(tf.reduce_sum(data) > 0.0, super().penalty(data), 0.0)
+
+
 class ThirdDerivative(Steps):
     """The loss of a differential equation of the second order."""
 
@@ -352,6 +360,23 @@ class LooksAtNumbers(Steps):
         data, _ = batch
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(data) - data) ** 2)
+        self.update(self.first, tape, loss, self.trainable_variables)
+        return {"loss": loss}
+
+
+class NormalizedInLoop(Steps):
+    def make(self):
+        self.norm = layers.BatchNormalization()
+
+    def call(self, inputs, training=None):
+        for _ in tf.range(2):
+            inputs = self.norm(inputs, training=training)
+        return inputs
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data, training=True) - 2.0 * data) ** 2)
         self.update(self.first, tape, loss, self.trainable_variables)
         return {"loss": loss}
 
@@ -706,6 +731,36 @@ def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_
 def test_a_second_gradient_in_a_branch_and_a_third_one_are_refused_by_name(make, because):
     with pytest.raises(ValueError, match=f"can't be differentiated again.*{because}"):
         trained(make, accum_steps=1, micro_batch_size=6)
+
+
+@pytest.mark.tf(keras=2, because="Keras 3 converts no loop over a tensor")
+def test_why_a_call_is_computed_at_once_is_said_without_a_traceback():
+    expected, _ = plain(NormalizedInLoop)
+    with warned("computed for the whole batch at once") as said:
+        assert_same(trained(NormalizedInLoop, micro_batch_size=6)[0], expected)
+    assert len(said) == 1 and "\n" not in said[0] and "[accum: whole-batch-loop]" in said[0]
+
+
+def test_what_the_errors_of_second_gradients_advise_is_that_of_the_full_batch():
+    expected, _ = plain(ChosenPenalty)
+    assert_same(trained(ChosenPenalty, micro_batch_size=6)[0], expected)
+    net, generator = dense(1, 5), np.random.RandomState(3)
+    net.set_weights([0.5 * generator.normal(size=weight.shape) for weight in net.get_weights()])
+
+    def loss_of(data):
+        with tf.GradientTape() as second:
+            second.watch(data)
+            with tf.GradientTape() as first:
+                first.watch(data)
+                values = net(data)
+            slopes = first.gradient(values, data)
+        return tf.reduce_mean((second.gradient(slopes, data) + slopes) ** 2)
+
+    data, kernels = tf.constant(X[:BATCH]), [layer.kernel for layer in net.layers]
+    with tf.GradientTape() as tape:
+        value = loss_of(data)
+    own_value, grads = accum.value_and_gradients(loss_of, (data,), kernels, 6)
+    assert_same([own_value, *grads], [value, *tape.gradient(value, kernels)])
 
 
 @pytest.mark.filterwarnings("error::accum.InexactWarning")

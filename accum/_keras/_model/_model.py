@@ -184,7 +184,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         eps: float = EPS,
         experimental_distributed_support: bool = False,
         *args: object,
-        agc: bool = False,
         inputs: Any = _check.LEFT_OUT,
         outputs: Any = _check.LEFT_OUT,
         name: Any = _check.LEFT_OUT,
@@ -201,9 +200,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "To let a model accumulate, call `GradientAccumulateModel.from_model(model, …)`; the class itself "
                 f"takes `inputs` and `outputs`. Received: {accum_steps!r}. [accum: arguments]"
             )
-        agc = bool(use_agc or agc)
         model_options = ModelOptions.of(
-            accum_steps=accum_steps, use_agc=agc, clip_factor=clip_factor, eps=eps, **options
+            accum_steps=accum_steps, use_agc=use_agc, clip_factor=clip_factor, eps=eps, **options
         )
         of_keras = {name: passed[name] for name in MODEL_OPTIONS if passed[name] is not _check.LEFT_OUT}
         if not args and not ("inputs" in of_keras and "outputs" in of_keras):
@@ -228,8 +226,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         clip_factor: float = CLIP_FACTOR,
         eps: float = EPS,
         experimental_distributed_support: bool = False,
-        *,
-        agc: bool = False,
         **options: "Unpack[OptionsByName]",
     ) -> "GradientAccumulateModel":
         """Create an accumulating model from any other model: functional, Sequential or subclassed.
@@ -258,9 +254,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
                 f"{model!r}. [accum: wrapped-twice]"
             )
-        agc = bool(use_agc or agc)
         model_options = ModelOptions.of(
-            accum_steps=accum_steps, use_agc=agc, clip_factor=clip_factor, eps=eps, **options
+            accum_steps=accum_steps, use_agc=use_agc, clip_factor=clip_factor, eps=eps, **options
         )
         made = _tf.models.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
         steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
@@ -396,7 +391,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def _steps_in_use(self) -> AccumSteps:
         optimizers = self._accum.optimizers or ()
         accum_steps = [_tf.optimizers.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
-        return (accum_steps or [self._accum.options.plan.accum_steps])[0]
+        return (accum_steps or [self._accum.options.plan.shown_steps()])[0]
 
     def summary(self, *args: object, **kwargs: object) -> None:
         """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     class OptionsByName(OptimizerOptions, total=False):
         """What an accumulating model takes by name."""
 
+        agc: bool
         agc_exclude: Names
         reduction: Reduction
         last_cycle: LastCycle
@@ -73,6 +74,7 @@ class ModelOptions:
         *,
         accum_steps: AccumSteps = _check.LEFT_OUT,
         use_agc: bool = False,
+        agc: bool = False,
         clip_factor: float = CLIP_FACTOR,
         eps: float = EPS,
         agc_exclude: Names = (),
@@ -104,11 +106,12 @@ class ModelOptions:
                 "`micro_batch_size` or `micro_batch_tokens`. [accum: no-accumulation]",
             )
             accum_steps = 1
+        use_agc = bool(use_agc or agc)
         agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)
         last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         if not callable(micro_batch_weight):
             micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
-        arguments = {name: value for name, value in locals().items() if name not in ("cls", "of_optimizers")}
+        arguments = {name: value for name, value in locals().items() if name not in ("cls", "agc", "of_optimizers")}
         plan = Plan.of(accum_steps, **of_optimizers)
         arguments.update(plan._asdict())
         if use_agc:
@@ -144,7 +147,7 @@ class ModelOptions:
 
     def get_config(self) -> Config:
         """Return the arguments as JSON; a function that is not registered is left out, with a warning."""
-        config = {name: _config.to_config(name, value) for name, value in self.arguments.items()}
+        config = _config.options_to_config(self.arguments)
         if config["micro_batch_weight"] is None:
             config["micro_batch_weight"] = "examples"
         return config
@@ -152,8 +155,7 @@ class ModelOptions:
     @staticmethod
     def arguments_from(config: Config, custom_objects: CustomObjects = None) -> Options:
         """Read the arguments from a config that contains what `get_config` returned."""
-        names = [name for name in ModelOptions.NAMES if name in config]
-        return {name: _config.from_config(name, config[name], custom_objects) for name in names}
+        return _config.options_from_config(config, ModelOptions.NAMES, custom_objects)
 
 
 ModelOptions.NAMES = tuple(inspect.signature(ModelOptions.of).parameters)

@@ -5,12 +5,11 @@ optimizer that is wrapped.
 """
 
 import contextlib
-import copy
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from accum import _check, _tf
+from accum import _check, _config, _tf
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle
 from accum._engine._plan import Plan
@@ -326,7 +325,7 @@ class GradientAccumulateOptimizer:
     @property
     def accum_steps(self) -> AccumSteps:
         """Micro steps per step, or their schedule. Assigning an int takes effect from the next cycle on."""
-        return copy.copy(self._cycle.plan.accum_steps)
+        return self._cycle.plan.shown_steps()
 
     @accum_steps.setter
     def accum_steps(self, value: AccumSteps) -> None:
@@ -431,8 +430,9 @@ class GradientAccumulateOptimizer:
         A `transform` is included by name if it is registered with `tf.keras.utils.register_keras_serializable`;
         otherwise it is left out, with a warning.
         """
+        options = {name: value for name, value in self._cycle.plan._asdict().items() if value is not None}
         inner = tf.keras.optimizers.serialize(self._inner)
-        return dict(self._cycle.plan.get_config(), optimizer=inner, name=self._adapter.name)
+        return dict(_config.options_to_config(options), optimizer=inner, name=self._adapter.name)
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateOptimizer":
@@ -447,7 +447,7 @@ class GradientAccumulateOptimizer:
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
         config["optimizer"] = _tf.optimizers.deserialize(config["optimizer"], custom_objects)
-        return root(**dict(config, **Plan.options_from(config, custom_objects)))
+        return root(**dict(config, **_config.options_from_config(config, Plan._fields, custom_objects)))
 
 
 def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:

@@ -271,6 +271,15 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
     return call
 
 
+def _reason(error: Exception) -> str:
+    """Return what an error says, without the lines that AutoGraph and Keras put around it."""
+    lines = str(error).splitlines()
+    own = [line for line in lines if "[accum: " in line]
+    if own or len(lines) == 1:
+        return (own or lines)[-1].strip()
+    return f"{type(error).__name__}, where it is traced."
+
+
 class _Added:
     """The losses that layers add in one call.
 
@@ -473,13 +482,10 @@ class WholeBatchCalls:
         self.is_used = True
         with self._within():
             result = call(*args, **kwargs)
-        reason = str(error)
-        if "\n" in reason:  # a traceback of what Python does to tensors
-            reason = f"{type(error).__name__}, where it is traced."
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
             _check.warn(
                 f"The layer {layer.name!r} is computed for the whole batch at once, which is exact but saves no "
-                f"memory, because it can't be split: {reason} [accum: not-split]"
+                f"memory, because it can't be split: {_reason(error)} [accum: not-split]"
             )
         return result
 
