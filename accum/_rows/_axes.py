@@ -4,7 +4,6 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from accum._rows._rules import Meets, Op, product, rule
 from accum._rows._states import Layout
-from accum._rows._values import SIZES
 
 
 @rule("Reshape", shapes=(1,))
@@ -15,7 +14,8 @@ def reshape(op: Op) -> Layout:
     (axis, factor), *others = op.multiples().items() or [(-1, 0)]
     if others or axis < 0:
         raise Meets("the examples are not on one axis of its output")
-    _is_multiple_for_all(op, axis, factor)
+    if not op.is_length(1, axis, factor):
+        raise Meets("the length of an axis is no multiple of the number of examples")
     if layout is None:
         raise Meets("its input has no axis of examples")
     before, after = product(op.dims(0)[: layout.axis]) * layout.blocks, product(op.output_dims()[:axis])
@@ -24,13 +24,6 @@ def reshape(op: Op) -> Layout:
     if rest or more:
         raise Meets("it takes examples apart")
     return Layout(axis, per_example, blocks)
-
-
-def _is_multiple_for_all(op: Op, axis: int, factor: int) -> None:
-    """Raise unless the shape that a reshape takes has a multiple of the number of examples on an axis, or -1."""
-    lengths = [shape[axis] for shape in op.by_size(1)]
-    if not all(length in (-1, factor * size) for length, size in zip(lengths, SIZES)):
-        raise Meets("the length of an axis is no multiple of the number of examples")
 
 
 @rule("Transpose", "ConjugateTranspose")
@@ -110,10 +103,9 @@ def split(op: Op) -> Layout:
 def slice_of(op: Op) -> Layout:
     """All examples, and some entries of the other axes."""
     layout = op.one()
-    begins = [int(begin[layout.axis]) for begin in op.by_size(1)]
-    lengths = [int(size[layout.axis]) for size in op.by_size(2)]
+    lengths = op.number(2, layout.axis)
     are_all = all(length == -1 for length in lengths) or op.layout_is(layout, lengths)
-    if any(begins) or not are_all:
+    if any(op.number(1, layout.axis)) or not are_all:
         raise Meets("it takes some of the examples")
     return layout
 
@@ -214,9 +206,9 @@ def pad(op: Op) -> Layout:
 def tile(op: Op) -> Layout:
     """Repeated on other axes; what is the same for all examples can be repeated for each."""
     op.only(0)
-    layout, multiples = op.layout(0), op.by_size(1)
+    layout = op.layout(0)
     if layout is not None:
-        times = {int(multiple[layout.axis]) for multiple in multiples}
+        times = set(map(int, op.number(1, layout.axis)))
         if len(times) != 1:
             raise Meets("it repeats the examples by a number that is not constant")
         return layout._replace(blocks=layout.blocks * times.pop())
@@ -225,7 +217,7 @@ def tile(op: Op) -> Layout:
     if others or axis < 0 or not length:
         raise Meets("the examples are not on one axis of its output")
     times_each = Layout(axis, factor // length)
-    if factor % length or not op.layout_is(times_each, [multiple[axis] for multiple in multiples]):
+    if factor % length or not op.layout_is(times_each, op.number(1, axis)):
         raise Meets("the length of an axis is no multiple of the number of examples")
     return Layout(axis, factor)
 

@@ -13,11 +13,13 @@ from accum._rows import _axes, _elementwise, _images, _products, _reductions
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
 from accum._rows._images import RESIZES
 from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
+from accum._rows._numbers import Numbers
 from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
 from accum._rows._shapes import ALIASES, COUNTS, Lengths, NotImported, Shapes
 from accum._rows._states import (
     SIZE,
+    Dims,
     Layout,
     Pair,
     Rows,
@@ -112,6 +114,7 @@ class Decisions:
         is_any = any(None in self._lengths_beside(name) for name in inputs)
         count = 3 if guess.others is not None and is_any else 2
         is_open = all(self._dims_of_input(name)[rows.axis] is None for name, rows in inputs.items())
+        self._numbers = Numbers(self.nodes, self.values, self.is_count)
         self.shapes = Shapes(graph, flat.versions, inputs, count, is_open)
         for name, rows in inputs.items():
             self._begin(name, rows)
@@ -188,6 +191,11 @@ class Decisions:
             elif node.type in STITCHES:
                 self._decide_pending(pending)
                 self._decide_pending([node])
+            elif (
+                node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack" and node.outputs[0] not in self.inputs
+            ):
+                self._decide_pending(pending)
+                self._decide_slice(node)
             elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
                 pending.append(node)
         self._decide_pending(pending)
@@ -235,6 +243,28 @@ class Decisions:
             self.shapes.add([node], self._independent)
         self._note_order(node)
         self._decide(node)
+
+    def _decide_slice(self, node: Node) -> None:
+        """Decide a slice whose sizes may be known in part, of which TensorFlow infers little if one of them is -1."""
+        if self._independent[node.name] or self.values.get(node.inputs[2]) is not None:
+            self.shapes.add([node], self._independent)
+        else:
+            pair = tuple(self._dims_of_slice(node, index) for index in range(len(self.shapes.dims(node.inputs[0]))))
+            self.shapes.give(node.outputs[0], pair, node.dtypes[0])
+        self._note_order(node)
+        self._decide(node)
+
+    def _dims_of_slice(self, node: Node, index: int) -> Dims:
+        """Return the shape of a slice in one of the scratch graphs."""
+        which = index % len(COUNTS)
+        lengths: List[Optional[int]] = []
+        for axis, length in enumerate(self.shapes.dims(node.inputs[0])[index] or ()):
+            begins, sizes = (self._numbers.value(key, axis) for key in node.inputs[1:])
+            size = None if sizes is None else int(sizes[which])
+            if size == -1:
+                size = None if begins is None or length is None else length - int(begins[which])
+            lengths.append(size)
+        return lengths or None
 
     def _computed_before(self, key: Key, index: int) -> Optional[Any]:
         """Return the value of a small tensor that is computed from shapes, in one of the scratch graphs."""
@@ -567,7 +597,7 @@ class Decisions:
         self._check_numbers(node)
         self._check_lengths(node)
         given = self._given(node)
-        op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs)
+        op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs, self._numbers)
         outcome = RULES[node.type](op)
         if not isinstance(outcome, Outcome):
             outcome = Outcome([outcome] * len(node.dtypes))
@@ -746,7 +776,7 @@ class Decisions:
             return self.combination_of(node.inputs[int(key.rsplit(":", 1)[1])])
         kinds = [self.combination_of(one) for one in node.inputs if node.type in LINEAR + PRODUCTS + QUOTIENTS + SUMS]
         others = [kind for kind in kinds if kind != "constant"]
-        if node.type in QUOTIENTS and kinds[0] == "sum" and self._is_multiple(node.inputs[1]):
+        if node.type in QUOTIENTS and kinds[0] == "sum" and self._numbers.is_multiple(node.inputs[1]):
             return "mean"
         if node.type in LINEAR + PRODUCTS or (node.type in QUOTIENTS and kinds[1] == "constant"):
             return others[0] if len(others) == 1 else None
@@ -758,13 +788,6 @@ class Decisions:
     def _is_zero(self, key: Key) -> bool:
         values = self.values.get(key)
         return values is not None and not np.any(values)
-
-    def _is_multiple(self, key: Key) -> bool:
-        """Whether a scalar is a constant times the number of examples."""
-        values = self.values.get(key)
-        if values is None or np.ndim(values[0]) or not values[0]:
-            return False
-        return all(value * SIZES[0] == values[0] * size for value, size in zip(values, SIZES))
 
     def _kind_of(self, state: Optional[State]) -> str:
         if not depends(state) or state is None:

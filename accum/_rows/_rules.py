@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Un
 import numpy as np
 
 from accum._rows._flat_graph import Node
+from accum._rows._numbers import Numbers
 from accum._rows._states import Dims, Layout, Pair, State
 from accum._rows._values import SIZES, Values, is_constant
 
@@ -68,6 +69,7 @@ class Op:
       dims: the `Pair` of each input.
       values: the `Values` of each input, or None.
       output_dims: the `Pair` of each output.
+      numbers: what is known of single numbers in inputs.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Op:
         dims: Sequence[Pair],
         values: Sequence[Optional[Values]],
         output_dims: Sequence[Pair],
+        numbers: Numbers,
     ) -> None:
         self.node, self.type, self.states = node, node.type, states
+        self._numbers = numbers
         self._dims, self._values, self._output_dims = dims, values, output_dims
         self.count = len(states)
 
@@ -165,6 +169,17 @@ class Op:
         if values is None:
             raise Meets(f"input {index} is not known before it is computed")
         return values
+
+    def number(self, index: int, place: int) -> Values:
+        """Return one number of an input for each of `SIZES`, also if others in it are not known."""
+        values = self._numbers.value(self.node.inputs[index], place)
+        if values is None:
+            raise Meets(f"input {index} is not known before it is computed")
+        return values
+
+    def is_length(self, index: int, place: int, factor: int) -> bool:
+        """Whether a number of an input is -1, or so many times the number of examples."""
+        return self._numbers.is_length(self.node.inputs[index], place, factor)
 
     def has_size(self) -> bool:
         """Whether an input depends on how many examples there are, and on nothing else of them."""

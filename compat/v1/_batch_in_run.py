@@ -47,8 +47,12 @@ class BatchInRun:
             )
             for key in self._inside.analysis.scalars
         ]
+        first = self._inside.batch[0]
+        if self._inside.count is not None:
+            message = f"The graph takes batches of {self._inside.count} examples, no others. [accum: batch-axis]"
+            checks.append(tf1.assert_equal(tf.shape(first)[0], self._inside.count, message=message))
         with tf.control_dependencies(checks):
-            return tf.identity(tf.shape(self._inside.batch[0])[0])
+            return tf.identity(tf.shape(first)[0])
 
     def _checked(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor of the batch that raises an error, where it is taken, if it has another length."""

@@ -190,6 +190,11 @@ class ChosenBranches:
             keys = [
                 self._open.key(proto.op, index, key) if self._is_outside(key) else key for index, key in enumerate(keys)
             ]
+            if name == self._owner.name:
+                keys = [
+                    self._open.number(self._owner, index, key) if self._is_outside(key) else key
+                    for index, key in enumerate(keys)
+                ]
         self._protos[name] = _tf.graph_parts.placed(
             _tf.graph_parts.Node(name, proto.op, keys, proto),
             [key if _tf.graph_parts.name_of(key) in self._protos else outside_key(key) for key in keys],

@@ -14,8 +14,15 @@ VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
 STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
 """Types with which the operations begin by which optimizers change variables."""
 
+LENGTHS = ("Cast", "Identity", "Mul", "Pack", "StopGradient")
+"""Types of operations by which programs compute the lengths of axes from numbers."""
+
 MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
 """Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
+
+
+class ConstantBatch(ValueError):
+    """The graph takes a constant number of examples, which the shapes of the batch do not tell."""
 
 
 class Inside:
@@ -29,8 +36,11 @@ class Inside:
       outputs: tensors up to which the batch is split; if there are none, as far as possible.
       given: {key of a boolean tensor: its value}; the branches of these values are split. None: the graph as it is.
       count: the number of examples, if that is a constant of the graph.
+      known: other rows, which are computed once, and cut: examples have met before them, but no variable is.
 
     Attributes:
+      received: `batch`, as passed.
+      known: `known`, and more such rows, if there are any.
       ops: the operations inside.
       statistics: of batch normalisation inside, which are those of the whole batch.
       batch: the tensors from which `ops` are computed; with `given`, those of a copy.
@@ -46,6 +56,7 @@ class Inside:
       trusted: unknown operations before `outputs`, which are taken to keep examples apart.
       steps: names of optimizers' operations that are computed from the batch.
       constant: an operation that takes a constant number of examples, or None.
+      reason: a sentence that says why a constant number of examples could not be opened, or "".
       analysis: where the examples lie in each tensor.
     """
 
@@ -56,10 +67,13 @@ class Inside:
         outputs: Sequence[tf.Tensor] = (),
         given: Optional[Dict[Key, bool]] = None,
         count: Optional[int] = None,
+        known: Sequence[tf.Tensor] = (),
     ) -> None:
         self.graph = tf.compat.v1.get_default_graph()
-        self.given = given
-        self._count, self.constant = count, None  # type: Optional[int], Optional[tf.Operation]
+        self.received, self.given, self.count = list(batch), given, count
+        self.constant: Optional[tf.Operation] = None
+        self.reason = ""
+        batch = [*batch, *known]
         self.branches = None if given is None else self._copied(losses, batch, given)
         self.losses = list(losses)
         self.outputs = list(outputs)
@@ -86,20 +100,41 @@ class Inside:
         self.ends = [image for image in images if image.op in self.before_losses]  # no loss needs the others
         self.before_outputs = set(_tf.op_walks.ancestors([image.op for image in self.ends]))
         self.trusted: Set[tf.Operation] = set()
+        # What waits for a check of what may be inside can't be known before it, nor what a copy takes of that.
+        self._behind = _tf.op_walks.descendants(self.of_variables & self._of_original.union(self.of_batch))
         self.analysis = self._analysed(users)
+        self.known = [*known, *self._known_rows(set(batch))]
+        self._lengths = self._mixed_lengths()
         self.library = _tf.graph_parts.Library(self.graph, self.graph.as_graph_def())
         self._feed_known()
         self.statistics = self._find()
 
+    @classmethod
+    def of(
+        cls,
+        losses: Sequence[tf.Tensor],
+        batch: Sequence[tf.Tensor],
+        outputs: Sequence[tf.Tensor] = (),
+        given: Optional[Dict[Key, bool]] = None,
+        count: Optional[int] = None,
+    ) -> "Inside":
+        """Return what is inside, where all rows that are known before are taken for rows of the batch."""
+        known: List[tf.Tensor] = []
+        while True:
+            inside = cls(losses, batch, outputs, given, count, known)
+            if len(inside.known) == len(known):
+                return inside
+            known = inside.known
+
     def with_branches(self, given: Dict[Key, bool]) -> "Inside":
         """Return what is inside if branches are chosen by these values."""
-        return Inside(self.losses, self.batch, self.outputs, given)
+        return Inside.of(self.losses, self.received, self.outputs, given)
 
     def _copied(
         self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], given: Dict[Key, bool]
     ) -> ChosenBranches:
         of_variables = _tf.op_walks.reached(variables_of(self.graph), _tf.op_walks.users_of(self.graph))
-        opened = None if self._count is None else OpenBatch(batch, self._count, of_variables)
+        opened = None if self.count is None else OpenBatch(batch, self.count, of_variables)
         return ChosenBranches(losses, batch, given, of_variables, opened)
 
     @property
@@ -163,7 +198,7 @@ class Inside:
         ops = [op for op in self.of_batch if op not in changing]
         while True:
             analysis = (
-                self._analysed_with(ops, inputs) if self._count is None else self._analysed_open(ops, inputs, users)
+                self._analysed_with(ops, inputs) if self.count is None else self._analysed_open(ops, inputs, users)
             )
             unknown = [op for op in ops if self._is_unknown(op, analysis)]
             if not unknown:
@@ -179,7 +214,8 @@ class Inside:
         try:
             return _rows.analyse(self.graph, before, inputs, with_places=True)
         except _rows.ConstantBatchSize as error:
-            raise ValueError(f"{error} In {self.named(self.graph.get_operation_by_name(error.operation))}.") from None
+            named = self.named(self.graph.get_operation_by_name(error.operation))
+            raise ConstantBatch(f"{error} In {named}.") from None
 
     def _analysed_open(
         self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows], users: Dict[tf.Operation, List[tf.Operation]]
@@ -211,15 +247,54 @@ class Inside:
             )
         return True
 
+    def _mixed_lengths(self) -> Set[tf.Operation]:
+        """Return what computes lengths of axes from how many examples there are and from what is known of all of them.
+
+        As a shape, `[n * longest, 5]` is that of a micro-batch. Elsewhere, it is the number of the whole batch.
+        """
+        found: Set[tf.Operation] = set()
+        for op in self.of_batch:
+            verdict = self.analysis.verdict(op.name)
+            if verdict is None or verdict.kind != "behind" or op.type not in LENGTHS:
+                continue
+            takes_count = any(one.op in found or self.analysis.is_count(one.name) for one in op.inputs)
+            if takes_count and op.outputs[0].dtype.is_integer and not self.analysis.has_met(op.outputs[0].name):
+                found.add(op)
+        return found
+
+    def _known_rows(self, batch: Set[tf.Tensor]) -> List[tf.Tensor]:
+        """Return rows of the program in which examples have met, as where each text is cut to the longest one.
+
+        The first of them that depend on no variable can be computed once.
+        """
+        found: List[tf.Tensor] = []
+        behind: Set[tf.Operation] = set()
+        for op in self.of_batch:
+            if any(tensor.op in behind for tensor in op.inputs):
+                behind.add(op)
+            elif op not in self._behind and op in self.before_losses and _tf.graphs.outermost_frame(op) is None:
+                rows = [self.source(op).outputs[one.value_index] for one in op.outputs if self._must_be_known(one)]
+                found += [one for one in rows if one not in batch]
+                behind.update([op] if rows else [])
+        return found
+
+    def _must_be_known(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor has one row for each example, before which examples have met, and is in the program."""
+        level, original = self.analysis.level(tensor.name), self.source(tensor.op).outputs
+        is_own = tensor.value_index < len(original) and self.image(original[tensor.value_index]) is tensor
+        if not level or not is_own or self.analysis.is_list(tensor.name):
+            return False
+        if self.analysis.rows(tensor.name) == Rows(0, 1) or self.analysis.is_as_long_as_the_batch(tensor.name):
+            return True
+        return self.count is not None and bool(tensor.shape.rank) and tensor.shape.as_list()[0] == self.count
+
     def _feed_known(self) -> None:
         """Let rows that depend on no variable, and are made for the whole batch, be made once and cut.
 
         They are random numbers, initial states, and what may look at all examples, such as a gradient of its own.
         """
-        # What waits for a check of what may be inside can't be known before it, nor what a copy takes of that.
-        behind = _tf.op_walks.descendants(self.of_variables & self._of_original.union(self.of_batch))
         for op in self.of_batch:
-            if op in behind:
+            if op in self._behind:
                 continue
             is_whole = op in self.before_losses and _tf.graphs.outermost_frame(op) is None
             if is_random(op) or op.type in MADE or (is_whole and not self._keeps_apart(op, set())):
@@ -271,7 +346,12 @@ class Inside:
         is_number = verdict.kind == "behind" and not any(self.analysis.has_met(one.name) for one in op.outputs)
         if verdict.kind == "rows" and not all(one.dtype.is_floating for one in self.analysis.counts_taken_by(op.name)):
             return False  # an index or a condition: its gradient would take the number of the micro-batch
-        if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
+        is_length = op in self._lengths
+        if (
+            verdict.kind not in ("rows", "size")
+            and not is_length
+            and not ((barriers or is_within or self._is_same(op)) and is_number)
+        ):
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
@@ -314,6 +394,8 @@ class Inside:
         op = tensor.op
         if tensor.name in self.fed or op in candidates or op not in self.depending:
             return True
+        if op in self._lengths:
+            return False
         is_before = op not in (self.of_variables if self.analysis.is_size(tensor.name) else self._of_values)
         return is_before and not self.analysis.holds_rows(tensor.name)
 
@@ -324,6 +406,8 @@ class Inside:
             return False
         if tensor.op not in self.ops:
             return True
+        if tensor.op in self._lengths:
+            return op not in self._lengths and not self.analysis.shapes_only(op.name, index)
         if not self.analysis.is_size(tensor.name):
             return False
         frame = _tf.graphs.outermost_frame(tensor.op)

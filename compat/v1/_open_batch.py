@@ -5,7 +5,7 @@ and numbers such as those in `tf.reshape(x, [B, -1])`, hold for B alone. A copy 
 open tensors in place of the batch, and of constants that hold rows, and B times a number computed in each run.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 from accum._engine._part import Key
 from accum._tf import tf
@@ -26,6 +26,19 @@ def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
     counts = {tensor.shape.as_list()[0] for tensor in batch} - {None}
     count = counts.pop() if counts else None
     return count if not counts and count is not None and count > 1 else None
+
+
+def count_within(ops: Iterable[tf.Operation]) -> Optional[int]:
+    """Return the number of examples, above 1, that operations make constant which take any; None if it is unclear."""
+    made = [(op.type, op.inputs[0].shape, op.outputs[0].shape) for op in ops if op.type in ("Reshape", "Slice")]
+    counts: Set[Optional[int]] = set()
+    for kind, old, new in made:
+        if old.rank and new.rank and old.as_list()[0] is None:
+            numbers, others = new.num_elements(), old[1:].num_elements()
+            is_known = kind == "Reshape" and numbers and others and not numbers % others
+            counts.add(numbers // others if is_known else new.as_list()[0] if kind == "Slice" else None)
+    counts -= {None, 1}
+    return counts.pop() if len(counts) == 1 else None
 
 
 class OpenBatch:
@@ -69,6 +82,27 @@ class OpenBatch:
                 self._open(tensor)
         return self.aliases.get(key, key)
 
+    def number(self, op: tf.Operation, index: int, key: Key) -> Key:
+        """Return what an operation on examples takes in place of a number, from which it computes lengths of axes.
+
+        Args:
+          op: the operation, such as that of `n * longest`, or of `[n, longest]`.
+          index: which of its inputs it is.
+          key: that of the input, which is computed from no examples.
+        """
+        tensor = self._graph.get_tensor_by_name(key)
+        if key in self.aliases or not (tensor.dtype.is_integer and tensor.shape.rank == 0):
+            return key
+        if not _is_length(op, index):
+            return key
+        before = len(self._graph.get_operations())
+        first = self._opened(self._constants(tf.stack([tensor]))[0])
+        if first is None:
+            return key
+        result = tf.cast(first, tensor.dtype, name="open_length")
+        self.ops += self._graph.get_operations()[before:]
+        return str(result.name)
+
     def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Return what is known of a shape for any number of examples."""
         if tensor.shape.rank is None:
@@ -94,15 +128,20 @@ class OpenBatch:
     def _shape(self, tensor: tf.Tensor) -> Key:
         """Return the key of a shape whose first number depends on the number of examples, or of the shape itself."""
         before = len(self._graph.get_operations())
-        lengths = tf.reshape(self._any, tensor).shape  # in which TensorFlow has the lengths that are constants
-        first = self._opened(lengths.as_list()[0]) if lengths.rank else None
-        if first is None and lengths.rank and tensor.op.type == "Pack":
+        lengths = self._constants(tensor)
+        first = self._opened(lengths[0]) if lengths else None
+        if first is None and lengths and tensor.op.type == "Pack":
             first = self._product(tensor.op.inputs[0])
         if first is None:
             return str(tensor.name)
         result = tf.concat([[tf.cast(first, tensor.dtype)], tensor[1:]], 0, name="open_shape")
         self.ops += self._graph.get_operations()[before:]
         return str(result.name)
+
+    def _constants(self, shape: tf.Tensor) -> List[Optional[int]]:
+        """Return the lengths in a shape, None for those that are no constants."""
+        known = tf.reshape(self._any, shape).shape
+        return known.as_list() if known.rank else []
 
     def _opened(self, length: Optional[int]) -> Optional[tf.Tensor]:
         """Return a constant multiple of the number of examples as a tensor that depends on it."""
@@ -119,3 +158,13 @@ class OpenBatch:
             if first is not None:
                 return tf.cast(first, number.dtype) * other
         return None
+
+
+def _is_length(op: tf.Operation, index: int) -> bool:
+    """Whether the result of an operation is nothing but a shape, with an input as a factor of its first length."""
+    if op.type not in ("Mul", "Pack") or (op.type == "Pack" and index):
+        return False
+    uses = [
+        (user, place) for user in op.outputs[0].consumers() for place, one in enumerate(user.inputs) if one.op is op
+    ]
+    return bool(uses) and all(SHAPES.get(user.type) == place or _is_length(user, place) for user, place in uses)

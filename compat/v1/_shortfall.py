@@ -32,7 +32,7 @@ def require_gain(inside: Inside, rows: Container[str]) -> None:
         raise ValueError(
             "`split_batch` needs operations that take the examples of `batch` and variables, and that keep the "
             f"examples apart, before any in which they may meet. {_shortfall(inside)} Received: "
-            f"{[one.name for one in inside.batch]}. [accum: split-batch]"
+            f"{[one.name for one in inside.received]}. [accum: split-batch]"
         )
     using, split = inside.using()
     if 2 * len(split) < len(using):
@@ -59,10 +59,9 @@ def _shortfall(inside: Inside) -> str:
         names = sorted(tensor.name for tensor in inside.choosers())
         words.append(f"If one of {names} says whether this is training, pass its value as `given`.")
     if inside.constant is not None:
-        words.append(
-            f"{inside.named(inside.constant)} only takes a constant number of examples: use `tf.shape(x)[0]`, or -1, "
-            "in place of a number."
-        )
+        words.append(f"{inside.named(inside.constant)} only takes a constant number of examples.")
+    if inside.constant is not None or inside.reason:
+        words.append(f"{inside.reason} Use `tf.shape(x)[0]`, or -1, in place of a number.".strip())
     data = [op for op in inside.before_losses if _tf.op_walks.gives_data(op)]
     missing = [one.name for op in data for one in op.outputs if one.name not in inside.fed and _has_examples(one)]
     if missing:

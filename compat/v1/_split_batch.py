@@ -13,7 +13,6 @@ Both loops are loops of TensorFlow 1, whose operations are in the graph itself. 
 computes nothing of the second loop, and of each loop only what is fetched.
 """
 
-import contextlib
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
@@ -35,9 +34,9 @@ from accum.compat.v1._frontier import (
     rows_behind,
     statistics_taken,
 )
-from accum.compat.v1._inside import Inside, is_random
+from accum.compat.v1._inside import ConstantBatch, Inside, is_random
 from accum.compat.v1._linked_rows import LinkedRows, links_of
-from accum.compat.v1._open_batch import constant_count
+from accum.compat.v1._open_batch import constant_count, count_within
 from accum.compat.v1._shortfall import require_apart, require_before_optimizer, require_gain, require_shapes
 
 CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
@@ -158,23 +157,64 @@ def _planned(
 ) -> Inside:
     """Return what is inside where most of the graph is."""
     count = constant_count(batch)
-    if count is None:
-        return _chosen(Inside(losses, batch, ends), given)
-    opened = []
-    for values in [given] if given else [{}, *_switches(losses, batch)]:
-        with contextlib.suppress(NotChosen):
-            inside = Inside(losses, batch, ends, values, count)
+    opened = _Opened(losses, batch, ends, given, count)
+    if opened.inside is not None:
+        return opened.inside
+    plain, failure = None, ""
+    try:
+        plain = _chosen(Inside.of(losses, batch, ends), given)
+    except ConstantBatch as error:
+        failure = str(error)
+    if count is None and (plain is None or plain.share() < 1.0):
+        opened = _Opened(losses, batch, ends, given, count_within(_between(losses, batch)))
+    if opened.inside is not None and (plain is None or opened.inside.share() > plain.share()):
+        return opened.inside
+    if plain is None:
+        raise ConstantBatch(f"{failure} {opened.reason}".strip())
+    plain.reason = opened.reason
+    return plain
+
+
+class _Opened:
+    """What is inside if the number of examples is a constant of the graph.
+
+    Attributes:
+      inside: `Inside`, or None if there is no such number, or if it can't be opened.
+      reason: why it can't be opened, or "".
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[tf.Tensor],
+        batch: Sequence[tf.Tensor],
+        ends: Sequence[tf.Tensor],
+        given: Optional[Dict[Key, bool]],
+        count: Optional[int],
+    ) -> None:
+        self.inside: Optional[Inside] = None
+        self.reason = ""
+        for values in [] if count is None else [given] if given else [{}, *_switches(losses, batch)]:
+            try:
+                inside = Inside.of(losses, batch, ends, values, count)
+            except NotChosen as reason:
+                self.reason = self.reason or f"The graph takes {count} examples, a constant, and {reason}."
+                continue
             if given or inside.statistics:
-                return inside
-            opened += [] if values else [inside]
-    return opened[0] if opened else _chosen(Inside(losses, batch, ends), given)
+                self.inside = inside
+                return
+            self.inside = self.inside if values else inside
+
+
+def _between(losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> List[tf.Operation]:
+    """Return the operations from which losses are computed, and which are computed from the batch."""
+    users = _tf.op_walks.users_of(losses[0].graph)
+    depending = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
+    return [op for op in _tf.op_walks.ancestors([loss.op for loss in losses]) if op in depending]
 
 
 def _switches(losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> List[Dict[Key, bool]]:
     """Return both values of the only boolean placeholder that chooses between branches."""
-    users = _tf.op_walks.users_of(losses[0].graph)
-    depending = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
-    tensors = choosers([op for op in _tf.op_walks.ancestors([loss.op for loss in losses]) if op in depending])
+    tensors = choosers(_between(losses, batch))
     return [{tensors[0].name: value} for value in (True, False)] if len(tensors) == 1 else []
 
 

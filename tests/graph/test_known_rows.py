@@ -1,0 +1,135 @@
+"""Rows in which examples have met before any variable is used, which `split_batch` computes once (law L21).
+
+Programs that read texts cut a batch to its longest one, whose length is computed from all of its examples.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from warned import silent
+
+import accum.compat.v1
+
+pytestmark = pytest.mark.law("L21")
+
+tf1 = tf.compat.v1
+RANDOM = np.random.RandomState(0)
+N, LENGTH = 8, 12
+TEXTS = RANDOM.randint(1, 20, size=(N, LENGTH)).astype("int32")
+TEXTS[np.arange(LENGTH) >= np.array([7, 3, 5, 2, 9, 4, 6, 3])[:, None]] = 0
+CLASSES = RANDOM.randint(0, 3, size=N).astype("int32")
+
+
+def weight(name, shape):
+    first = np.random.RandomState(len(name)).normal(size=shape, scale=0.4).astype("float32")
+    return tf1.get_variable(name, shape, initializer=tf1.constant_initializer(first))
+
+
+def lengths_of(words):
+    return tf.reduce_sum(tf.cast(tf.cast(words, tf.bool), tf.int32), 1)
+
+
+def sliced_to_the_end(words, longest, count):
+    return tf.slice(words, [0, 0], [-1, longest]), tf.cast(longest, tf.float32)
+
+
+def sliced_by_the_count(words, longest, count):
+    return tf.slice(words, [0, 0], [count, longest]), tf.cast(longest, tf.float32)
+
+
+def in_strides(words, longest, count):
+    return words[:, :longest], tf.cast(longest, tf.float32)
+
+
+def in_another_order(words, longest, count):
+    """Longest first, as for packed sequences; the labels stay, so texts are compared with those of others."""
+    return tf.gather(words, tf.argsort(lengths_of(words), direction="DESCENDING")), tf.constant(5.0)
+
+
+def masked_by_the_longest(words, longest, count):
+    mask = tf.sequence_mask(lengths_of(words))
+    return words[:, : tf.shape(mask)[1]] * tf.cast(mask, tf.int32), tf.constant(5.0)
+
+
+CUTS = [sliced_to_the_end, sliced_by_the_count, in_strides, in_another_order, masked_by_the_longest]
+
+
+def loss_of(words, classes, cut, count):
+    """Attention over words and their places, in shapes of which one length is computed from the batch."""
+    words, divisor = cut(words, tf.reduce_max(lengths_of(words)), count)
+    longest = tf.reduce_max(lengths_of(words))
+    if cut is in_another_order:
+        longest = LENGTH
+    vectors = tf.nn.embedding_lookup(weight("table", [30, 6]), words)
+    vectors += tf.nn.embedding_lookup(weight("places", [LENGTH, 6]), tf.range(tf.shape(words)[1]))
+    mask = tf.cast(words > 0, tf.float32)
+    words_in_all = count * longest  # in a shape that of a micro-batch, elsewhere that of the batch
+    flat = tf.matmul(tf.reshape(vectors, [words_in_all, 6]), weight("kernel", [6, 6]))
+    keys = tf.tanh(tf.reshape(flat, [count, longest, 6])) * (1.0 + 0.01 * tf.cast(words_in_all, tf.float32))
+    scores = tf.matmul(keys, vectors, transpose_b=True) - 9.0 * (1.0 - mask)[:, None, :]
+    attended = tf.matmul(tf.nn.softmax(scores), vectors) * mask[:, :, None]
+    logits = tf.matmul(tf.reduce_sum(attended, 1) / divisor, weight("classes", [6, 3]))
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
+
+
+def trained(cut, size, is_constant, texts=TEXTS, classes=CLASSES):
+    """Return ({variable: value}, losses) after three steps on a batch, of a known number of examples or not."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shape = [N if is_constant else None]
+        fed = tf1.placeholder(tf.int32, [*shape, LENGTH], "words"), tf1.placeholder(tf.int32, shape, "classes")
+        loss = loss_of(*fed, cut, N if is_constant else tf.shape(fed[0])[0])
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, fed, size)
+        train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        losses = [session.run([loss, train_op], dict(zip(fed, (texts, classes))))[0] for _ in range(3)]
+        return session.run({var.name: var for var in tf1.trainable_variables()}), losses
+
+
+@pytest.mark.parametrize("is_constant", [False, True], ids=["any size", "constant size"])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
+def test_a_network_behind_them_is_split(cut, is_constant):
+    with silent():
+        values, losses = trained(cut, 3, is_constant)
+    others, other_losses = trained(cut, None, is_constant)
+    for name in others:
+        np.testing.assert_allclose(values[name], others[name], rtol=0, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(losses, other_losses, rtol=0, atol=2e-6)
+
+
+def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
+    whole = trained(in_strides, None, False)[1][0]
+    parts = [trained(in_strides, None, False, TEXTS[i : i + 4], CLASSES[i : i + 4])[1][0] for i in (0, 4)]
+    assert abs(np.mean(parts) - whole) > 1e-3
+
+
+def test_data_that_are_normalized_with_each_other_have_their_gradient():
+    data = RANDOM.normal(size=(N, 4)).astype("float32")
+    ends = []
+    for size in (None, 3):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+            mean, variance = tf.nn.moments(x, [0])
+            hidden = tf.tanh(tf.matmul((x - mean) * tf1.rsqrt(variance + 1e-3), weight("kernel", [4, 5])))
+            logits = tf.matmul(hidden, weight("classes", [5, 3]))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
+            if size is not None:
+                with silent():
+                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
+            grads = tf1.gradients(loss, [x, *tf1.trainable_variables()])
+            session.run(tf1.global_variables_initializer())
+            ends.append(session.run(grads, {x: data, classes: CLASSES}))
+    for one, other in zip(*ends):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert np.abs(ends[0][0]).max() > 1e-3
+
+
+@pytest.mark.law("L17")
+def test_why_a_constant_number_of_examples_is_not_split_is_named(control_flow_of_tf_1):
+    """A layer that is left out at random, in a conditional of TensorFlow 1."""
+    with tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, [N, 4], "x")
+        hidden = tf.matmul(tf.reshape(x, [N, 4]), weight("kernel", [4, 4]))
+        hidden = tf.cond(tf.random.uniform([]) < 0.3, lambda: hidden, lambda: tf.tanh(tf.reshape(hidden, [N, 4])))
+        with pytest.raises(ValueError, match=f"takes {N} examples, a constant, and 'cond/.*' belongs to a loop"):
+            accum.compat.v1.split_batch(tf.reduce_mean(hidden**2), x, 3)
