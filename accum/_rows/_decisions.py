@@ -196,6 +196,9 @@ class Decisions:
             ):
                 self._decide_pending(pending)
                 self._decide_slice(node)
+            elif node.type == "Range" and not self._independent[node.name]:
+                self._decide_pending(pending)
+                self._decide_range(node)
             elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
                 pending.append(node)
         self._decide_pending(pending)
@@ -241,6 +244,16 @@ class Decisions:
             self.shapes.give(node.outputs[0], pair, node.dtypes[0])
         else:
             self.shapes.add([node], self._independent)
+        self._note_order(node)
+        self._decide(node)
+
+    def _decide_range(self, node: Node) -> None:
+        """Decide numbers in a row, whose count TensorFlow infers of a few types alone."""
+        (values,) = self._values_of(node)
+        if values is None:
+            self.shapes.add([node], self._independent)
+        else:  # for other lengths of axes, which may be among these numbers, it is not known
+            self.shapes.give(node.outputs[0], ([len(values[0])], [len(values[1])], [None]), node.dtypes[0])
         self._note_order(node)
         self._decide(node)
 

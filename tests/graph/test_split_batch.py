@@ -1253,6 +1253,24 @@ def test_a_tensor_before_the_loss_still_has_its_value():
     np.testing.assert_allclose(value, X.reshape(N, 24) @ kernel + bias, atol=1e-5)
 
 
+def relative_positions(x, y):
+    """Sinusoids of as many places as there are in data of which the examples are on the second axis."""
+    x = tf.transpose(x, [1, 0, 2])
+    places = tf.range(tf.shape(x)[0] - 1, -1, -1.0)
+    waves = tf.sin(tf.einsum("i,j->ij", places, 1.0 / 10.0 ** (tf.range(0, 5.0) / 5)))[:, None, :]
+    hidden = tf.tensordot(x, weight("first", [4, 5]), 1) + tf.tensordot(waves, weight("places", [5, 5]), 1)
+    hidden = tf.tanh(tf.tensordot(tf.tanh(hidden), weight("second", [5, 5]), 1))
+    return unusual_loss(dense(tf.reduce_mean(hidden, 0), "last", 1), y)
+
+
+@pytest.mark.law("L21")
+def test_places_may_be_counted_by_a_range_of_real_numbers():
+    with warned() as said:
+        ours = trained(relative_positions, 6)
+    assert not [text for text in said if "[accum: " in text]  # as where most of a program is not split
+    assert_same(ours, trained(relative_positions))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # A number of examples that is a constant of the graph
 
