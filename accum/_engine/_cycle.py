@@ -237,7 +237,7 @@ class CycleOps:
     @property
     def _leaves_sums(self) -> bool:
         """Whether the inner optimizer sums over replicas, and nothing needs the summed gradient before that."""
-        needs_whole = self._transform is not None or self._plan.nonfinite == "skip_cycle"
+        needs_whole = self._plan.changes_updates or self._plan.nonfinite == "skip_cycle"
         return self._adapter.reduces and not needs_whole
 
     def _step(
@@ -366,7 +366,7 @@ class Cycle:
         return (
             self.plan.is_passthrough
             and not self.is_settable
-            and self.plan.transform is None
+            and not self.plan.changes_updates
             and self.plan.nonfinite == "propagate"
         )
 

@@ -96,6 +96,11 @@ class Plan(NamedTuple):
         return not self.is_schedule and self.accum_steps == 1
 
     @property
+    def changes_updates(self) -> bool:
+        """Whether the gradient of each update is changed, for which it has to be whole and without a loss scale."""
+        return self.transform is not None
+
+    @property
     def has_single(self) -> bool:
         """Whether any cycle of the plan is one micro step long."""
         return any(accum_steps == 1 for _, accum_steps in self.schedule)

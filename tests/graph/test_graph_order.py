@@ -113,3 +113,28 @@ def test_two_replicas_in_a_session(options, reduction, moved):
                 session.run(train_op)
             values = session.run(strategy.experimental_local_results(variable))
     np.testing.assert_array_equal(values, [[moved]] * 2)
+
+
+@pytest.mark.law("L7", "L11")
+def test_a_transform_sees_the_whole_gradient_of_two_replicas_in_a_session():
+    shares = np.array([[[3.0, 0.0], [0.0, 4.0]], [[1.0, 2.0], [5.0, -3.0]]])  # of each replica, in each micro step
+    with tf.Graph().as_default():
+        strategy = mirrored()
+        with strategy.scope():
+            variable = tf1.get_variable("w", initializer=[0.0, 0.0], use_resource=True)
+            clip = lambda pairs: [(tf.clip_by_norm(grad, 0.5), var) for grad, var in pairs]
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), 2, transform=clip)
+        fed = tf1.placeholder(tf.float32, [2, 2])
+
+        def micro_step():
+            number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+            return optimizer.apply_gradients([(fed[number], variable)])
+
+        train_op = tf.group(*strategy.experimental_local_results(getattr(strategy, RUN)(micro_step)))
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf1.global_variables_initializer())
+            for share in shares:
+                session.run(train_op, {fed: share})
+            values = session.run(strategy.experimental_local_results(variable))
+    mean = shares.sum(axis=1).mean(axis=0)
+    np.testing.assert_allclose(values, [-0.5 * mean / np.linalg.norm(mean)] * 2, rtol=1e-6)

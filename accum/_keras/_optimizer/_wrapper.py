@@ -106,7 +106,7 @@ class GradientAccumulateOptimizer:
             accum_steps = 1
         plan = Plan.of(accum_steps, reduction, **options)
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
-        if plan.transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
+        if plan.changes_updates and getattr(inner, "loss_scale_factor", None) is not None:
             raise ValueError(
                 "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; a `transform` does "
                 "not: use a LossScaleOptimizer around this optimizer. Received: "
