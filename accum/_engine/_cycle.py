@@ -303,7 +303,7 @@ class CycleOps:
             means = pairs if divisor is None else [(_gradients.mean(total, divisor), var) for total, var in pairs]
             grads_and_vars: GradsAndVars = [(_gradients.cast(mean, var.dtype.base_dtype), var) for mean, var in means]
             for listener in self._listeners:
-                grads_and_vars = listener.on_gradients(grads_and_vars, is_first, has_latest)
+                grads_and_vars = listener.gradients_of_step(grads_and_vars, is_first, has_latest)
         step = self._adapter.make_step(grads_and_vars, self._transform, 1 if is_share else replicas)
         return true_after(step)
 
@@ -364,7 +364,7 @@ class Cycle:
     def is_passthrough(self) -> bool:
         """Whether every cycle is always one micro step whose gradients are passed on unchanged (law L14)."""
         return (
-            self.plan.is_passthrough
+            self.plan.is_one_micro_step
             and not self.is_settable
             and not self.plan.changes_updates
             and self.plan.nonfinite == "propagate"

@@ -119,7 +119,7 @@ class CycleListener:
         """
         raise NotImplementedError
 
-    def on_gradients(
+    def gradients_of_step(
         self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor], has_latest: bool
     ) -> GradsAndVars:
         """Return the gradients for the step, from those that were accumulated.

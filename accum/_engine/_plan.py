@@ -91,8 +91,8 @@ class Plan(NamedTuple):
         return max(accum_steps for _, accum_steps in self.schedule)
 
     @property
-    def is_passthrough(self) -> bool:
-        """Whether every cycle is always one micro step, so that nothing has to be stored (law L14)."""
+    def is_one_micro_step(self) -> bool:
+        """Whether every cycle is always one micro step, so that no gradient has to be stored."""
         return not self.is_schedule and self.accum_steps == 1
 
     @property

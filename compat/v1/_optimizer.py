@@ -121,7 +121,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._means: List[CycleMean] = []
         self._has_called = False
         self._accumulates = not self._cycle.is_passthrough  # or separate ops do, whatever `accum_steps` is
-        self._splits = not plan.is_passthrough  # a full batch: with `transform`, one micro-batch may be a cycle
+        self._splits = not plan.is_one_micro_step  # a full batch: with `transform`, one micro-batch may be a cycle
         self._update_ops_left: List[Any] = []  # arguments of `accumulate_update_ops` while nothing accumulates
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None

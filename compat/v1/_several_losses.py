@@ -122,7 +122,7 @@ class SeveralLosses(CycleListener):
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
         return tf.no_op()
 
-    def on_gradients(
+    def gradients_of_step(
         self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor], has_latest: bool
     ) -> GradsAndVars:
         counts = [var.read_value() for var in self._counts]

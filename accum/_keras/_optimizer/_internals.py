@@ -40,13 +40,13 @@ class Internals:
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether `accum_steps` is 1 throughout, so that the inner optimizer works alone."""
+        """Whether the inner optimizer works alone, on every gradient as it comes."""
         return self.cycle.is_passthrough
 
     @property
     def may_take_several(self) -> bool:
         """Whether a step may be made of several micro steps, now or after a change of `accum_steps`."""
-        return self.cycle.is_settable or not self.cycle.plan.is_passthrough
+        return self.cycle.is_settable or not self.cycle.plan.is_one_micro_step
 
     def accumulates_as(self, plan: Plan) -> bool:
         """Whether this optimizer accumulates by `plan`; it may have a `transform` besides."""

@@ -115,7 +115,7 @@ class GradientAccumulateOptimizer:
         _tf.tracking.stop_automatic_tracking(self)
         _tf.tracking.begin_as_optimizer(self, super().__init__, name)
         self.__dict__["_adapter"] = adapter = KerasAdapter(self, name)
-        self._use_cycle(Cycle(plan, adapter, not plan.is_passthrough))
+        self._use_cycle(Cycle(plan, adapter, not plan.is_one_micro_step))
         self.__dict__["_internals"] = Internals(self)
         self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer assumes reduced
         self.__dict__["_has_run"] = False
@@ -337,9 +337,9 @@ class GradientAccumulateOptimizer:
             )
         if self._cycle.is_settable:
             self._cycle.counter.request(new)  # from the next cycle on
-        elif not new.is_passthrough and not self._has_run:
+        elif not new.is_one_micro_step and not self._has_run:
             self._use_cycle(Cycle(new, self._adapter, is_settable=True))
-        elif not new.is_passthrough:
+        elif not new.is_one_micro_step:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
                 f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}. [accum: set-later]"
