@@ -99,7 +99,6 @@ class CycleOps:
         self._accumulators = [entry.accumulator for entry in entries]
         self._seen = cycle.seen
         self._listeners = tuple(cycle.listeners)
-        self._transform = cycle.plan.transform
         self._is_weighted = is_weighted
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
@@ -291,7 +290,7 @@ class CycleOps:
         is_first: Union[bool, tf.Tensor],
         has_latest: bool,
     ) -> tf.Tensor:
-        """Reduce the totals as planned, transform them, and make the inner optimizer's step."""
+        """Reduce the totals as planned, change them as planned, and make the inner optimizer's step."""
         replicas = strategy.num_replicas_in_sync
         is_share = self._leaves_sums and self._reduces(strategy)
         if self._reduces(strategy) and not self._leaves_sums:
@@ -304,8 +303,17 @@ class CycleOps:
             grads_and_vars: GradsAndVars = [(_gradients.cast(mean, var.dtype.base_dtype), var) for mean, var in means]
             for listener in self._listeners:
                 grads_and_vars = listener.gradients_of_step(grads_and_vars, is_first, has_latest)
-        step = self._adapter.make_step(grads_and_vars, self._transform, 1 if is_share else replicas)
-        return true_after(step)
+        told = self._adapter.tell_of_update(grads_and_vars)
+        grads_and_vars = self._changed(grads_and_vars)
+        with tf.control_dependencies(told):
+            return true_after(self._adapter.make_step(grads_and_vars, 1 if is_share else replicas))
+
+    def _changed(self, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        """Return the gradients of an update changed as planned: all that `Plan.changes_updates` names."""
+        transform = self._plan.transform
+        if transform is not None:
+            grads_and_vars = _check.pairs(self._adapter.transformed(transform, grads_and_vars))
+        return grads_and_vars
 
 
 def _if_counts(counts: Optional[tf.Tensor], function: Callable[[], tf.Tensor]) -> tf.Tensor:

@@ -53,14 +53,19 @@ class OptimizerAdapter:
         """Return the context in which `make_step` is called on each replica, to be entered across replicas."""
         return contextlib.ExitStack()
 
-    def make_step(
-        self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
-    ) -> Optional[tf.Operation]:
-        """Transform the gradients and make one step of the inner optimizer.
+    def tell_of_update(self, grads_and_vars: GradsAndVars) -> Sequence[Wait]:
+        """Show the gradients of a step to its listeners, before anything changes them. Returns what it waits for."""
+        return ()
+
+    def transformed(self, transform: Transform, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        """Return what a user's function, which gets the user's variables, makes of the engine's pairs."""
+        return list(transform(list(grads_and_vars)))
+
+    def make_step(self, grads_and_vars: GradsAndVars, replicas: int) -> Optional[tf.Operation]:
+        """Make one step of the inner optimizer.
 
         Args:
-          grads_and_vars: list of (accumulated gradient, variable).
-          transform: function of such a list that returns one, or None.
+          grads_and_vars: list of (gradient, variable).
           replicas: the number of replicas on which the gradients are the same.
 
         Returns:

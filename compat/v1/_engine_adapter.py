@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 from accum import _check, _tf
 from accum._engine._interfaces import OptimizerAdapter
 from accum._engine._replicas import across_replicas, true_after
-from accum._tf import GradsAndVars, Transform, tf
+from accum._tf import GradsAndVars, tf
 from accum.compat.v1._first_call import FirstCall
 
 REFUSAL = (
@@ -174,11 +174,7 @@ class GraphAdapter(OptimizerAdapter):
             yield
         self._first_step = first
 
-    def make_step(
-        self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
-    ) -> Optional[tf.Operation]:
-        if transform is not None:
-            grads_and_vars = _check.pairs(transform(list(grads_and_vars)))
+    def make_step(self, grads_and_vars: GradsAndVars, replicas: int) -> Optional[tf.Operation]:
         global_step = None if self._counts == "micro_steps" else self.global_step
         # With SyncReplicasOptimizer, the chief's queue runner runs some of these ops alone, so they must not depend on
         # the ops of a cycle.

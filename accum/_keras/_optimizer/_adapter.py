@@ -3,10 +3,10 @@
 import contextlib
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from accum import _check, _tf
+from accum import _tf
 from accum._engine._interfaces import OptimizerAdapter
 from accum._keras._optimizer._internals import internals_of
-from accum._tf import Gradient, GradsAndVars, Transform, tf
+from accum._tf import Gradient, GradsAndVars, Transform, Wait, tf
 
 
 class KerasAdapter(OptimizerAdapter):
@@ -75,16 +75,16 @@ class KerasAdapter(OptimizerAdapter):
     def takes_some_variables(self) -> bool:
         return _tf.inner_optimizer.takes_some_variables(self._wrapper.optimizer)
 
-    def make_step(
-        self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
-    ) -> Optional[tf.Operation]:
-        pairs = self.wrapped(grads_and_vars)
-        if transform is not None:
-            pairs = list(transform(pairs))
-            _check.pairs(self.unwrapped(pairs))
-        told = internals_of(self._wrapper).tell_of_update(grads_and_vars)
-        with tf.control_dependencies(told), _tf.inner_optimizer.without_sum_of_one(self._wrapper.optimizer):
-            return _tf.inner_optimizer.awaited(_tf.inner_optimizer.apply(self._wrapper.optimizer, pairs, replicas))
+    def tell_of_update(self, grads_and_vars: GradsAndVars) -> Sequence[Wait]:
+        return internals_of(self._wrapper).tell_of_update(grads_and_vars)
+
+    def transformed(self, transform: Transform, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        return self.unwrapped(transform(self.wrapped(grads_and_vars)))
+
+    def make_step(self, grads_and_vars: GradsAndVars, replicas: int) -> Optional[tf.Operation]:
+        inner, pairs = self._wrapper.optimizer, self.wrapped(grads_and_vars)
+        with _tf.inner_optimizer.without_sum_of_one(inner):
+            return _tf.inner_optimizer.awaited(_tf.inner_optimizer.apply(inner, pairs, replicas))
 
     def steps(self) -> tf.Tensor:
         return _tf.variables.native(self._wrapper.iterations)

@@ -118,7 +118,8 @@ class Internals:
 
     def tell_of_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
         """Tell listeners of an update by these gradients of all replicas. Returns what it waits for."""
-        return [wait for listener in self.listeners for wait in listener.on_update(grads_and_vars)]
+        waits = [wait for listener in self.listeners for wait in listener.on_update(grads_and_vars)]
+        return [wait for wait in waits if wait is not None]
 
     def expect(self, model: tf.keras.Model) -> None:
         """Allow the next micro step to bring a different list of variables: those that `model` trains now."""

@@ -301,7 +301,7 @@ class GradientAccumulateOptimizer:
             reduced = _replicas.sum_gradients(listed)
             if sums_now:
                 listed, is_reduced = reduced, True
-        told = [wait for wait in self._internals.tell_of_update(reduced) if wait is not None]
+        told = self._internals.tell_of_update(reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
