@@ -425,6 +425,7 @@ class Inside:
         """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
         self.ops = self._proven(set())
         statistics = statistics_in(self.graph, self.batch, self.before_losses)
+        statistics = [one for one in statistics if self._of_values.intersection(one.ops)]  # others are known before
         barriers = {op for one in statistics for op in one.ops}
         for key, tensor in self.fed.items():  # which segments take by their first axis, and without a gradient
             is_computed = tensor.op in self.of_variables and tensor.dtype.base_dtype.is_floating
@@ -440,7 +441,8 @@ class Inside:
         if not all(used.issuperset(one.ops) for one in found):
             return []  # the mean alone would be that of a micro-batch
         others = self.before_losses - used
-        if any(one.op in used and self.is_statistic(one) for op in others for one in op.inputs):
+        computed = used & self._of_values
+        if any(one.op in computed and self.is_statistic(one) for op in others for one in op.inputs):
             return []  # joined rows have a gradient, statistics have none
         self.ops = used
         return found

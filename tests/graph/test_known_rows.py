@@ -124,6 +124,27 @@ def test_data_that_are_normalized_with_each_other_have_their_gradient():
     assert np.abs(ends[0][0]).max() > 1e-3
 
 
+def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data():
+    """As where the longest text ends a loop behind the network; it has no gradient by weights, unlike a statistic."""
+    data = RANDOM.normal(size=(N, 4)).astype("float32")
+    ends = []
+    for size in (None, 3):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, lengths = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+            steps = tf.cast(tf.minimum(tf.reduce_max(lengths), 5), tf.float32)
+            hidden = tf.matmul(x, weight("kernel", [4, 5])) / steps
+            hidden = tf.nn.batch_normalization(hidden, *tf.nn.moments(hidden, [0]), None, None, 1e-3)
+            loss = tf.reduce_mean(tf.matmul(tf.tanh(hidden), weight("last", [5, 1])) ** 2) * steps
+            if size is not None:
+                with silent():
+                    loss = accum.compat.v1.split_batch(loss, (x, lengths), size)
+            grads = tf1.gradients(loss, tf1.trainable_variables())
+            session.run(tf1.global_variables_initializer())
+            ends.append(session.run(grads, {x: data, lengths: CLASSES}))
+    for one, other in zip(*ends):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L17")
 def test_why_a_constant_number_of_examples_is_not_split_is_named(control_flow_of_tf_1):
     """A layer that is left out at random, in a conditional of TensorFlow 1."""
