@@ -438,3 +438,29 @@ def test_a_short_run_gets_no_advice_and_a_file_can_be_appended_to(tmp_path):
     with open(path, newline="") as file:
         rows = list(csv.reader(file))
     assert [row[0] for row in rows] == ["step", "1", "2", "3", "4"]
+
+
+def test_rows_are_appended_under_the_columns_that_a_file_has(tmp_path):
+    path = tmp_path / "steps.csv"
+    model = plain_model()
+    model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.01), 2), "mse", run_eagerly=True)
+    path.write_text(",".join(["note"] + NAMES[::-1]) + "\nfirst,,,,,,7\n")
+    logger = accum.StepLogger(str(path), verbose=0, append=True)
+    model.fit(X[:20], Y[:20], batch_size=5, callbacks=[logger], verbose=0)
+    with open(str(path), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["7", "1", "2"] and [row["note"] for row in rows] == ["first", "", ""]
+    for name in NAMES:
+        np.testing.assert_allclose([float(row[name]) for row in rows[1:]], logger.history[name])
+
+
+@pytest.mark.law("L17")
+def test_a_file_without_a_column_of_each_number_is_left_as_it_is(tmp_path):
+    path, text = tmp_path / "steps.csv", "step,loss\n1,0.5\n"
+    path.write_text(text)
+    model = plain_model()
+    model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.01), 2), "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match=r"than .*steps\.csv. Received: columns step, loss, .*gradient_norm"):
+        model.fit(X, Y, callbacks=[accum.StepLogger(str(path), append=True)], verbose=0)
+    assert path.read_text() == text
+    np.testing.assert_array_equal(model.get_weights()[0], FIRST.astype("float32"))

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import time
 from typing import Any, Callable, Dict, List, Optional
 
@@ -14,7 +15,16 @@ from accum._keras._optimizer._internals import accumulation_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._tf import Logs, tf
 
-COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")
+COLUMNS: Dict[str, Callable[[StepSums, float], float]] = {
+    "step": lambda row, noise_scale: int(row.number) + 1,
+    "loss": lambda row, noise_scale: row.loss / row.loss_weight if row.loss_weight else math.nan,
+    "gradient_norm": lambda row, noise_scale: math.sqrt(row.squared_norm) if row.squared_norm >= 0.0 else math.nan,
+    "examples": lambda row, noise_scale: int(row.examples) if math.isfinite(row.examples) else math.nan,
+    "learning_rate": lambda row, noise_scale: row.learning_rate,
+    "noise_scale": lambda row, noise_scale: noise_scale,
+}
+"""What is logged of a step, by the sums that are recorded for it."""
+
 SECONDS = 1.0  # between two reads: each waits for the device
 
 
@@ -45,7 +55,7 @@ class StepLogger(tf.keras.callbacks.Callback):
       average_over: the number of steps over which the noise scale is averaged, >= 1. Each older step counts
         1 - 1 / average_over times as much as the one after it.
       verbose: 1 to print the sentence at the end of `fit`, 0 for nothing.
-      append: whether to add to `filename` if it exists, as for a resumed run; False: write it anew.
+      append: whether to add to `filename` if it exists, under its columns, as for a resumed run; False: write it anew.
       on_step: function that is called with each row, such as `ray.train.report` or `wandb.log`; None: none. A row is a
         dict that maps the names above, and "step", to numbers. About once a second, the function gets the rows since
         then, one by one; with several workers, each worker gets them at the end of each epoch.
@@ -57,7 +67,7 @@ class StepLogger(tf.keras.callbacks.Callback):
 
     Raises:
       ValueError: in `fit`, the model does not accumulate, has several optimizers, runs in graph mode, uses parameter
-        servers, or has two of these callbacks.
+        servers, or has two of these callbacks; or `filename`, which is appended to, lacks one of the columns.
 
     Source: McCandlish et al. 2018, An Empirical Model of Large-Batch Training, https://arxiv.org/abs/1812.06162
 
@@ -92,6 +102,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         self.summary = ""
         self._noise_scale = NoiseScale(self.average_over)
         self._file: Any = None
+        self._rows: Any = None
         self._writer: Any = None
         self._unread = 0  # batches since the last read
         self._last_batch = -1
@@ -138,10 +149,12 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._begin_anew()
         self._is_training = True
         if self.filename is not None and self._writes:
+            columns = _columns_of(self.filename) if self.append else []
             mode = "a" if self.append else "w"
             self._file = open(self.filename, mode, newline="", encoding="utf-8")  # noqa: SIM115, closed after training
-            if self._file.tell() == 0:
-                csv.writer(self._file).writerow(COLUMNS)
+            self._rows = csv.DictWriter(self._file, columns or list(COLUMNS))
+            if not columns:
+                self._rows.writeheader()
         if self.log_dir is not None and self._writes:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
@@ -194,7 +207,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         if lost:
             print(f"StepLogger: {lost} cycles were not logged, because more than {ROWS} passed between two reads.")
         if self._file is not None:
-            csv.writer(self._file).writerows([[values[name] for name in COLUMNS] for values in logged])
+            self._rows.writerows(logged)
             self._file.flush()
         if self._writer is not None:
             self._write_points(logged)
@@ -210,14 +223,8 @@ class StepLogger(tf.keras.callbacks.Callback):
             last, several = row.number / row.steps + (row.steps - 1.0) / 2.0, row.steps
             row = row._replace(number=last, examples=row.examples / several, squared_norm=-1.0)
             row = row._replace(learning_rate=row.learning_rate / several)
-        return {
-            "step": int(row.number) + 1,
-            "loss": row.loss / row.loss_weight if row.loss_weight else math.nan,
-            "gradient_norm": math.sqrt(row.squared_norm) if row.squared_norm >= 0.0 else math.nan,
-            "examples": int(row.examples) if math.isfinite(row.examples) else math.nan,
-            "learning_rate": row.learning_rate,
-            "noise_scale": self._noise_scale.value if has_one else math.nan,
-        }
+        noise_scale = self._noise_scale.value if has_one else math.nan
+        return {name: value_of(row, noise_scale) for name, value_of in COLUMNS.items()}
 
     def _estimated(self, row: StepSums) -> Estimate:
         """Estimate from one step, with the variance for a single example."""
@@ -233,8 +240,8 @@ class StepLogger(tf.keras.callbacks.Callback):
         metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
             for values in logged:
-                for name in COLUMNS[1:]:
-                    if math.isfinite(values[name]):
+                for name in COLUMNS:
+                    if name != "step" and math.isfinite(values[name]):
                         value = tf.constant(values[name], tf.float32)
                         tf.summary.write(f"step/{name}", value, step=int(values["step"]), metadata=metadata)
         self._writer.flush()
@@ -258,6 +265,21 @@ class StepLogger(tf.keras.callbacks.Callback):
                 "for more steps."
             )
         return advice(self._noise_scale.value, sum(recent) / len(recent))
+
+
+def _columns_of(filename: str) -> List[str]:
+    """Return the columns of a file of steps, [] if there is none yet, or raise an error if it lacks one of ours."""
+    if not os.path.exists(filename):
+        return []
+    with open(filename, newline="", encoding="utf-8") as file:
+        columns = next(csv.reader(file), [])
+    lacking = [name for name in COLUMNS if name not in columns]
+    if columns and lacking:
+        raise ValueError(
+            f"A `StepLogger` only appends to a file with all of its columns: pass another `filename` than {filename}. "
+            f"Received: columns {', '.join(columns)}, so without {', '.join(lacking)}. [accum: step-logger]"
+        )
+    return columns
 
 
 def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
