@@ -100,6 +100,10 @@ class AdaptiveClipping:
             _check.warn(words)
         self._has_met = True
 
+    def __repr__(self) -> str:
+        numbers = f"clip_factor={self._clip_factor!r}, eps={self._eps!r}"
+        return f"{type(self).__name__}({numbers}, exclude={self._exclude!r}, before={self._before!r})"
+
     def get_config(self) -> Dict[str, Any]:
         """Return the arguments; unit axes that were read from a model are stored by name."""
         models = Known(self._models)

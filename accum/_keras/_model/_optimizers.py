@@ -74,9 +74,13 @@ class ModelOptimizers:
         inner = _tf.optimizers.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
             is_own = any(own is optimizer for own in self._own.optimizers or ())
-            if is_own or internals_of(inner).accumulates_as(plan):
+            differences = internals_of(inner).differences_from(plan)
+            if is_own or not differences:
                 return optimizer
-            optimizer = inner  # which the constructor below refuses
+            raise ValueError(
+                "`optimizer` accumulates already, with other options than the model: create it with the same options, "
+                f"or pass the optimizer inside of it. Received: {differences}. [accum: wrapped-twice]"
+            )
         if not _tf.optimizers.is_loss_scale_optimizer(optimizer):
             return GradientAccumulateOptimizer(optimizer, **plan._asdict())
         if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8

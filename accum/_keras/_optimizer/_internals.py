@@ -48,11 +48,15 @@ class Internals:
         """Whether a step may be made of several micro steps, now or after a change of `accum_steps`."""
         return self.cycle.is_settable or not self.cycle.plan.is_one_micro_step
 
-    def accumulates_as(self, plan: Plan) -> bool:
-        """Whether this optimizer accumulates by `plan`; it may have a `transform` besides."""
+    def differences_from(self, plan: Plan) -> str:
+        """Name the options that differ from `plan`, with both values; "" if none. It may have a `transform` besides."""
         own = self.cycle.plan
-        has_transform = plan.transform is None or act_alike(plan.transform, own.transform)
-        return has_transform and plan == own._replace(transform=plan.transform)
+        if plan.transform is None or act_alike(plan.transform, own.transform):
+            plan = plan._replace(transform=own.transform)
+        options = zip(Plan._fields, own, plan)
+        return "; ".join(
+            f"{name}={one!r}, and the model's is {other!r}" for name, one, other in options if one != other
+        )
 
     def variables(self) -> List[tf.Variable]:
         """Return what the step of this optimizer changes beside weights, and its sums of gradients."""

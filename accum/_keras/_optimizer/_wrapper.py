@@ -454,9 +454,8 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
     """Return the inner optimizer for an instance, a name or a config."""
     if isinstance(optimizer, GradientAccumulateOptimizer):
         raise ValueError(
-            "`optimizer` accumulates already: create it with the options of the model that takes it (`accum_steps`, "
-            f"`transform` and others), or pass the optimizer inside of it. Received: {optimizer!r}."
-            " [accum: wrapped-twice]"
+            "`optimizer` accumulates already: use it as it is, or pass the optimizer inside of it. "
+            f"Received: {optimizer!r}. [accum: wrapped-twice]"
         )
     if not _tf.optimizers.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
         hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.optimizers.is_graph_optimizer(optimizer) else ""
