@@ -401,6 +401,7 @@ class Cycle:
         Returns:
           An op.
         """
+        self._require_replica(is_reduced)
         if is_reduced and weight is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
                 "Gradients that are already reduced over replicas can't be weighted: pass each replica's own gradients."
@@ -413,8 +414,19 @@ class Cycle:
 
     def accumulate(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None) -> tf.Operation:
         """Accumulate the gradients of one micro-batch as `micro_step` does, but never make the step. Returns an op."""
+        self._require_replica()
         grads, weight, entries = self._enter(grads_and_vars, weight)
         return self._across(CycleOps(self, entries, weight is not None).accumulate, grads, weight)
+
+    @staticmethod
+    def _require_replica(is_reduced: bool = False) -> None:
+        """Raise where nothing says which replica gradients belong to: they would be counted once for each."""
+        if _replicas.count() > 1 and not is_reduced and not _replicas.is_on_replica():
+            raise RuntimeError(
+                "With several replicas, `apply_gradients` must be called on each, in the function that `strategy.run` "
+                "runs. For gradients that are summed over replicas already, pass `skip_gradients_aggregation=True`. "
+                "[accum: gradients]"
+            )
 
     def apply(self) -> tf.Operation:
         """Make the step from the accumulated gradients, if there are any, and clear them. Returns an op."""
@@ -543,6 +555,8 @@ class Cycle:
             )
         dtype = self.plan.accumulator_dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
+        if self.plan.reduction == "running_mean":
+            _tf.variables.save_mean_over_replicas(total, self.state.weight_sum)
         rows = self.adapter.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)
         self.state.accumulators.add(number, accumulator)

@@ -105,11 +105,17 @@ def replica_number() -> int:
     """Return the number of the current replica among those of this process; 0 if there is only one."""
     if getattr(_now, "number", None) is not None:
         return _now.number
-    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+    if not is_on_replica():
         return 0
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     static = number if isinstance(number, int) else tf.get_static_value(number)
     return 0 if static is None else int(static) % len(tf.distribute.get_strategy().extended.worker_devices)
+
+
+def is_on_replica() -> bool:
+    """Whether this is run on one of the replicas of a strategy."""
+    is_on_one = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    return is_on_one or getattr(_now, "number", None) is not None
 
 
 def count() -> int:

@@ -144,11 +144,36 @@ def save_over_replicas(var: Any) -> None:
         _restore_over_all_workers(var)
 
 
+def save_mean_over_replicas(var: Any, weight: Any) -> None:
+    """Let checkpoints of a mean of each replica hold as many of the mean by `weight` as there are replicas.
+
+    A restore splits that, and the sum of weights, equally. Both have been created with `per_replica_kind`.
+    """
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        var._get_cross_replica = functools.partial(_mean_over_replicas, strategy, var, weight)
+
+
+def _mean_over_replicas(strategy: tf.distribute.Strategy, var: Any, weight: Any) -> tf.Tensor:
+    means, weights = (
+        [tf.cast(part.read_value(), tf.float32) for part in strategy.experimental_local_results(one)]
+        for one in (var, weight)
+    )
+    totals = _sum_over_replicas(strategy, [mean * share for mean, share in zip(means, weights)])
+    mean = tf.math.divide_no_nan(totals, _sum_over_replicas(strategy, weights))
+    return tf.cast(mean * strategy.num_replicas_in_sync, var.dtype.base_dtype)
+
+
 def _any_replica(strategy: tf.distribute.Strategy, var: Any) -> tf.Tensor:
     """Return the bool tensor that is true where `var` is true on any replica of any worker."""
     parts = [tf.cast(part.read_value(), tf.float32) for part in strategy.experimental_local_results(var)]
-    parts = parts[0] if len(parts) == 1 else per_replica_maker(strategy)(tuple(parts))
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None) > 0.0
+    return _sum_over_replicas(strategy, parts) > 0.0
+
+
+def _sum_over_replicas(strategy: tf.distribute.Strategy, parts: List[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of tensors of the replicas of all workers; `parts` are those of this one."""
+    value = parts[0] if len(parts) == 1 else per_replica_maker(strategy)(tuple(parts))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
 
 
 def _restore_over_all_workers(var: Any) -> None:

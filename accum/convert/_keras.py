@@ -264,7 +264,7 @@ class KerasRun:
                 accumulator.rows.assign(state.rows.get(index, everything))
         cycle.state.weight_sum.assign(state.weight_sum)
         if cycle.state.length is not None:
-            cycle.state.length.assign(cycle.plan.accum_steps)
+            cycle.state.length.assign(0 if cycle.plan.is_schedule else cycle.plan.accum_steps)
         cycle.state.micro_step.assign(state.micro_step)
 
 

@@ -158,6 +158,68 @@ def test_a_flush_of_reduced_gradients_takes_them_once(family, argument, value, r
     assert variable.numpy() == [expected - (12.0 if reduction == "sum" else 4.0)]
 
 
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [None, 4.0])
+def test_gradients_that_belong_to_no_replica_are_an_error(weight):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+        variable = tf.Variable([0.0])
+        with pytest.raises(RuntimeError, match="must be called on each, in the function that `strategy.run` runs"):
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)], weight=weight)
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_weighing_holds_for_all_replicas(where):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+        variable = tf.Variable([0.0])
+
+    def micro_step(grad):
+        with optimizer.weighing(2.0) if where == "inside" else tf.name_scope("weighed"):
+            optimizer.apply_gradients([(tf.reshape(grad, [1]), variable)])
+
+    with optimizer.weighing(2.0) if where == "around" else tf.name_scope("weighed"):
+        on_each_replica(strategy, micro_step, [[1.0, 3.0], [5.0, 7.0]])
+    np.testing.assert_allclose(variable.numpy(), [-8.0], rtol=1e-6)  # as Keras scales: the sum over both, of their mean
+    assert optimizer._internals.weight is None
+
+
+@pytest.mark.law("L4", "L12")
+@pytest.mark.parametrize("after", [1, R])
+@pytest.mark.parametrize("reduction", ["mean", "running_mean"])
+def test_a_cycle_of_unequal_replicas_goes_on(tmp_path, reduction, after):
+    """Replicas have 3 and 2 of 5 examples; a running mean of each replica says nothing of its weight."""
+    data = np.random.RandomState(1).rand(15, 3).astype("float32")
+
+    def run(replicas, numbers, restore=None):
+        strategy = mirrored() if replicas == R else tf.distribute.OneDeviceStrategy("CPU:0")
+        with strategy.scope():
+            variable = tf.Variable([1.0, 1.0, 1.0])
+            optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), 3, reduction=reduction)
+            checkpoint = tf.train.Checkpoint(variable=variable, optimizer=optimizer)
+            if restore:
+                checkpoint.restore(restore)
+
+        def micro_step(number, parts):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            begin = 5 * number + tf.cast(replica, tf.int32) * 3
+            x = tf.constant(data)[begin : tf.minimum(begin + 3, 5 * number + 5) if replicas > 1 else begin + 5]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tensordot(x, variable, 1) ** 2) / parts
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)], weight=tf.shape(x)[0])
+
+        for number in numbers:
+            getattr(strategy, RUN)(micro_step, args=(number, replicas))
+        return variable.numpy(), checkpoint
+
+    _, checkpoint = run(R, [0, 1])
+    moved, _ = run(after, [2], checkpoint.save(str(tmp_path / "at")))
+    np.testing.assert_allclose(moved, 1.0 - 2.0 * data.T.dot(data.sum(1)) / len(data), rtol=0, atol=2e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.law("L6")
 def test_replicas_may_flush_in_their_own_step():

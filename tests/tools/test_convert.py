@@ -76,6 +76,14 @@ def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
 
 
 @pytest.mark.law("L12")
+def test_a_cycle_goes_on_where_a_schedule_says_how_long_it_is(saved):
+    run = Keras("sgd", tf.keras.optimizers, accum_steps={0: environments.K}).forget()
+    from_v1(saved("sgd"), run.variables, run.optimizer)
+    run.feed(range(STOP, END))
+    assert distance(run.values(), oracle("sgd", "graph")) <= environments.TOLERANCE
+
+
+@pytest.mark.law("L12")
 @pytest.mark.parametrize("rule,family", CASES)
 def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
     path = str(tmp_path / "run")

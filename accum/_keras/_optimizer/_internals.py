@@ -26,8 +26,8 @@ class Internals:
 
     def __init__(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
-        # Replica -> default weight of its current micro-batch, and whether it is the user's own:
-        self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
+        # Replica, or None for all -> default weight of its current micro-batch, and whether it is the user's own:
+        self._weights: Dict[Optional[int], Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
         self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
         self.looks_for_changes = True  # of gradients, until a warning has named some
         self.listeners: List[StepListener] = []
@@ -155,23 +155,26 @@ class Internals:
     @property
     def _current_weight(self) -> Tuple[Union[Scalar, tf.Variable, None], bool, bool]:
         """(The default weight, whether the user has set it, whether eagerly)."""
-        return self._weights.get(_replicas.replica_number(), (None, False, False))
+        for_all = self._weights.get(None, (None, False, False))
+        return self._weights.get(_replicas.replica_number(), for_all)
 
     @contextlib.contextmanager
     def weighing(self, weight: Union[Scalar, tf.Variable, None], is_own: bool = False) -> Iterator[None]:
-        """Set the default `weight` of this replica's micro steps in this context.
+        """Set the default `weight` of this replica's micro steps in this context; outside of replicas, of all of them.
 
         Args:
           weight: scalar, or a variable that each micro step reads; None leaves the default unchanged.
           is_own: whether the user sets it, and not a model.
         """
-        replica = _replicas.replica_number()
-        before = self._current_weight
-        self._weights[replica] = before if weight is None else (weight, is_own, is_own and tf.executing_eagerly())
+        replica = _replicas.replica_number() if _replicas.is_on_replica() else None
+        before, current = self._weights.get(replica), self._current_weight
+        self._weights[replica] = current if weight is None else (weight, is_own, is_own and tf.executing_eagerly())
         try:
             yield
         finally:
-            self._weights[replica] = before
+            del self._weights[replica]
+            if before is not None:
+                self._weights[replica] = before
 
 
 def is_accumulating(optimizer: tf.keras.optimizers.Optimizer) -> bool:
