@@ -96,6 +96,11 @@ class Analysis:
         """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
         return self._decided.is_count(tensor_name)
 
+    def is_mixed(self, tensor_name: str) -> bool:
+        """Whether a number depends on how many examples there are, and on what they are reduced to."""
+        state = self._states.get(tensor_name)
+        return state is not None and state.counts
+
     def is_list(self, tensor_name: str) -> bool:
         """Whether a tensor stands for a list of what is computed from the batch, such as a `tf.TensorArray`."""
         state = self._states.get(tensor_name)

@@ -114,7 +114,7 @@ class Decisions:
         is_any = any(None in self._lengths_beside(name) for name in inputs)
         count = 3 if guess.others is not None and is_any else 2
         is_open = all(self._dims_of_input(name)[rows.axis] is None for name, rows in inputs.items())
-        self._numbers = Numbers(self.nodes, self.values, self.is_count)
+        self._numbers = Numbers(self.nodes, self.values, self.counts)
         self.shapes = Shapes(graph, flat.versions, inputs, count, is_open)
         for name, rows in inputs.items():
             self._begin(name, rows)
@@ -477,7 +477,7 @@ class Decisions:
         for index, key in enumerate(node.inputs if WITHIN in node.name else ()):
             is_shape = index in SHAPES.get(node.type, ())
             is_axis = node.type in _reductions.REDUCTIONS and index == 1 and is_constant(self.values.get(key))
-            if self.is_count(key) and not is_shape and not is_axis:
+            if self.counts(key) and not is_shape and not is_axis:
                 raise Meets("within a function, it takes a number that depends on how many examples there are")
 
     def _check_lengths(self, node: Node) -> None:
@@ -533,7 +533,7 @@ class Decisions:
         predicate = switch.inputs[1]
         is_loop = self._type_of(predicate) == "LoopCond"
         is_within = switch.name.count(WITHIN) > (0 if is_loop else 1)
-        return is_within and self.is_count(predicate)
+        return is_within and self.counts(predicate)
 
     def _is_invariant(self, switch: Node) -> bool:
         """Whether a loop hands back what it was given."""
@@ -646,7 +646,8 @@ class Decisions:
         if not is_whole and not is_shaped and None in self._values_of(node):
             raise Meets("its shape is not known")
         self._say(node, "behind" if is_whole else "size")
-        return [whole(level) if is_whole else SIZE] * len(pairs)
+        counts = any(map(self.counts, node.inputs))
+        return [whole(level, counts) if is_whole else SIZE] * len(pairs)
 
     def _is_about_rows(self, node: Node, states: List[Optional[State]]) -> bool:
         return any(map(has_rows, states)) or any(map(self.is_count, node.inputs))
@@ -749,6 +750,11 @@ class Decisions:
         """Whether a size may differ for other numbers of examples, unlike how many steps there are in each of them."""
         return self.states.get(key) == SIZE and key not in self._same
 
+    def counts(self, key: Key) -> bool:
+        """Whether a number may differ for other numbers of examples, also if it depends on a reduction as well."""
+        state = self.states.get(key)
+        return self.is_count(key) or (state is not None and state.counts)
+
     def layout_of(self, key: Key) -> Optional[Layout]:
         """Return the `Layout` of a tensor of rows, unless both its numbers may depend on the lengths of other axes."""
         state = self.states.get(key)
@@ -842,7 +848,7 @@ def has_rows(state: Optional[State]) -> bool:
 def _at_least(state: Optional[State], level: int) -> Optional[State]:
     """Return a state behind at least so many reductions."""
     if state is None or state.kind == "size":
-        return whole(level) if level else state
+        return whole(level, counts=state is not None) if level else state
     if state.level >= level:
         return state
     if state.kind == "list":

@@ -91,6 +91,7 @@ class State(NamedTuple):
       lengths: for a list, how many elements it has, in the order of `Pair`; or None.
       values: for a list, the values that every element has, if they are known.
       share: which rows it holds, if it is no list, but examples are apart in it in another order than theirs.
+      counts: for "whole", whether it may also depend on how many examples there are, as `n * longest` does.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class State(NamedTuple):
     lengths: Dims = None
     values: Frozen = None
     share: Optional[Share] = None
+    counts: bool = False
 
 
 SIZE = State("size")
@@ -111,9 +113,9 @@ def rows_at(layout: Layout, level: int) -> State:
     return State("rows", layout, level)
 
 
-def whole(level: int) -> State:
+def whole(level: int, counts: bool = False) -> State:
     """Return the state of a tensor that is computed from reductions."""
-    return State("whole", level=level)
+    return State("whole", level=level, counts=counts)
 
 
 def joined(level: int) -> State:
@@ -152,7 +154,8 @@ def _either(one: Optional[State], other: Optional[State]) -> Optional[State]:
             return None
         if kinds <= {"none", "size"}:
             return SIZE
-        return whole(level) if kinds <= {"none", "size", "whole"} else joined(level + ("joined" not in kinds))
+        counts = any(state is not None and (state.kind == "size" or state.counts) for state in (one, other))
+        return whole(level, counts) if kinds <= {"none", "size", "whole"} else joined(level + ("joined" not in kinds))
     if kinds == {"rows"} and one.layout == other.layout:
         return one._replace(level=level)
     if kinds == {"list"}:

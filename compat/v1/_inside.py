@@ -21,6 +21,10 @@ MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
 """Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
 
 
+ROUNDS = 4
+"""How often rows that are known before are looked for, each time behind those that have been found."""
+
+
 class ConstantBatch(ValueError):
     """The graph takes a constant number of examples, which the shapes of the batch do not tell."""
 
@@ -118,13 +122,13 @@ class Inside:
         given: Optional[Dict[Key, bool]] = None,
         count: Optional[int] = None,
     ) -> "Inside":
-        """Return what is inside, where all rows that are known before are taken for rows of the batch."""
+        """Return what is inside, where rows that are known before are taken for rows of the batch if that helps."""
+        rounds = [cls(losses, batch, outputs, given, count)]
         known: List[tf.Tensor] = []
-        while True:
-            inside = cls(losses, batch, outputs, given, count, known)
-            if len(inside.known) == len(known):
-                return inside
-            known = inside.known
+        while len(rounds) < ROUNDS and rounds[-1].share() < 1.0 and len(rounds[-1].known) > len(known):
+            known = rounds[-1].known
+            rounds.append(cls(losses, batch, outputs, given, count, known))
+        return max(rounds, key=cls.share)  # the first of equal ones
 
     def with_branches(self, given: Dict[Key, bool]) -> "Inside":
         """Return what is inside if branches are chosen by these values."""
@@ -252,15 +256,9 @@ class Inside:
 
         As a shape, `[n * longest, 5]` is that of a micro-batch. Elsewhere, it is the number of the whole batch.
         """
-        found: Set[tf.Operation] = set()
-        for op in self.of_batch:
-            verdict = self.analysis.verdict(op.name)
-            if verdict is None or verdict.kind != "behind" or op.type not in LENGTHS:
-                continue
-            takes_count = any(one.op in found or self.analysis.is_count(one.name) for one in op.inputs)
-            if takes_count and op.outputs[0].dtype.is_integer and not self.analysis.has_met(op.outputs[0].name):
-                found.add(op)
-        return found
+        ops = [op for op in self.of_batch if op.type in LENGTHS and _tf.graphs.outermost_frame(op) is None]
+        numbers = [(op, one) for op in ops for one in op.outputs if one.dtype.is_integer]
+        return {op for op, one in numbers if self.analysis.is_mixed(one.name)}
 
     def _known_rows(self, batch: Set[tf.Tensor]) -> List[tf.Tensor]:
         """Return rows of the program in which examples have met, as where each text is cut to the longest one.
@@ -286,7 +284,8 @@ class Inside:
             return False
         if self.analysis.rows(tensor.name) == Rows(0, 1) or self.analysis.is_as_long_as_the_batch(tensor.name):
             return True
-        return self.count is not None and bool(tensor.shape.rank) and tensor.shape.as_list()[0] == self.count
+        is_constant = self.count is not None and self.analysis.has_met(tensor.name) and bool(tensor.shape.rank)
+        return is_constant and tensor.shape.as_list()[0] == self.count
 
     def _feed_known(self) -> None:
         """Let rows that depend on no variable, and are made for the whole batch, be made once and cut.
@@ -344,14 +343,15 @@ class Inside:
             return verdict.kind == "reduces"
         is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
         is_number = verdict.kind == "behind" and not any(self.analysis.has_met(one.name) for one in op.outputs)
-        if verdict.kind == "rows" and not all(one.dtype.is_floating for one in self.analysis.counts_taken_by(op.name)):
+        if op in self._lengths:
+            return True
+        if verdict.kind == "behind" and any(self.analysis.is_mixed(one.name) for one in [*op.inputs, *op.outputs]):
+            return False  # that of the whole batch, unless it is the length of an axis
+        lengths = [one for i, one in enumerate(op.inputs) if not self.analysis.shapes_only(op.name, i)]
+        numbers = [*self.analysis.counts_taken_by(op.name), *(one for one in lengths if one.op in self._lengths)]
+        if verdict.kind == "rows" and not all(one.dtype.is_floating for one in numbers):
             return False  # an index or a condition: its gradient would take the number of the micro-batch
-        is_length = op in self._lengths
-        if (
-            verdict.kind not in ("rows", "size")
-            and not is_length
-            and not ((barriers or is_within or self._is_same(op)) and is_number)
-        ):
+        if verdict.kind not in ("rows", "size") and not ((barriers or is_within or self._is_same(op)) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
@@ -374,7 +374,9 @@ class Inside:
         """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
         for op in ops:
             verdict = self.analysis.verdict(op.name)
-            if verdict is not None and verdict.kind == "rows" and self.analysis.counts_taken_by(op.name):
+            is_of_rows = verdict is not None and verdict.kind == "rows"
+            is_mixed = any(self.analysis.is_mixed(one.name) for one in op.inputs)
+            if is_of_rows and (is_mixed or self.analysis.counts_taken_by(op.name)):
                 return False
         is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
         return is_loop or not any(self._uses_variable(op) for op in ops)
@@ -406,9 +408,9 @@ class Inside:
             return False
         if tensor.op not in self.ops:
             return True
-        if tensor.op in self._lengths:
+        if tensor.op in self._lengths and op in self.ops:
             return op not in self._lengths and not self.analysis.shapes_only(op.name, index)
-        if not self.analysis.is_size(tensor.name):
+        if not self.analysis.is_size(tensor.name) and tensor.op not in self._lengths:
             return False
         frame = _tf.graphs.outermost_frame(tensor.op)
         if frame is not None and frame is _tf.graphs.outermost_frame(op):

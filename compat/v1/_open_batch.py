@@ -30,13 +30,12 @@ def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
 
 def count_within(ops: Iterable[tf.Operation]) -> Optional[int]:
     """Return the number of examples, above 1, that operations make constant which take any; None if it is unclear."""
-    made = [(op.type, op.inputs[0].shape, op.outputs[0].shape) for op in ops if op.type in ("Reshape", "Slice")]
+    made = [(op.inputs[0].shape, op.outputs[0].shape) for op in ops if op.type == "Reshape"]
     counts: Set[Optional[int]] = set()
-    for kind, old, new in made:
-        if old.rank and new.rank and old.as_list()[0] is None:
+    for old, new in made:
+        if old.rank and old.as_list()[0] is None:
             numbers, others = new.num_elements(), old[1:].num_elements()
-            is_known = kind == "Reshape" and numbers and others and not numbers % others
-            counts.add(numbers // others if is_known else new.as_list()[0] if kind == "Slice" else None)
+            counts.add(numbers // others if numbers and others and not numbers % others else None)
     counts -= {None, 1}
     return counts.pop() if len(counts) == 1 else None
 

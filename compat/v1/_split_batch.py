@@ -167,6 +167,8 @@ def _planned(
         failure = str(error)
     if count is None and (plain is None or plain.share() < 1.0):
         opened = _Opened(losses, batch, ends, given, count_within(_between(losses, batch)))
+        if opened.inside is not None and opened.inside.constant is not None:
+            opened.inside = None  # it is another number
     if opened.inside is not None and (plain is None or opened.inside.share() > plain.share()):
         return opened.inside
     if plain is None:
