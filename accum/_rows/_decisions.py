@@ -43,6 +43,12 @@ ELEMENTWISE = {*_elementwise.UNARY, *_elementwise.SEVERAL}
 """Operations of which no input says how long an axis of the output is."""
 
 OF_SHAPE = ("Rank", "Shape", "ShapeN", "Size")
+LISTS = ("TensorArrayV3", "TensorListReserve")
+"""Operations that make lists of as many elements as their last input says."""
+
+STACKED = ("TensorArrayGatherV3", "TensorListStack")
+"""Operations that make one tensor of the elements of a list."""
+
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
 
@@ -182,6 +188,8 @@ class Decisions:
     def _decide_all(self, nodes: Sequence[Node]) -> None:
         pending: List[Node] = []
         for node in nodes:
+            if node.outputs and all(key in self.inputs for key in node.outputs):
+                continue
             if node.is_loop_merge or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS:
                 self._decide_pending(pending)
                 self._decide_apart(node)
@@ -191,15 +199,13 @@ class Decisions:
             elif node.type in STITCHES:
                 self._decide_pending(pending)
                 self._decide_pending([node])
-            elif (
-                node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack" and node.outputs[0] not in self.inputs
-            ):
+            elif node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack":
                 self._decide_pending(pending)
                 self._decide_slice(node)
             elif node.type == "Range" and not self._independent[node.name]:
                 self._decide_pending(pending)
                 self._decide_range(node)
-            elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
+            else:
                 pending.append(node)
         self._decide_pending(pending)
 
@@ -388,10 +394,10 @@ class Decisions:
             results = [] if met else LIST_RULES[node.type](node, given)
         except Meets as reason:
             self._meet(node, str(reason))
-            return [Result(joined(level + 1), UNKNOWN) for _ in node.dtypes]
+            return [Result(joined(level + 1), self._dims_of_stack(node)) for _ in node.dtypes]
         if met:
             self._say(node, "behind")
-            return [Result(joined(level), UNKNOWN) for _ in node.dtypes]
+            return [Result(joined(level), self._dims_of_stack(node)) for _ in node.dtypes]
         results = [
             result if result.values is not None else result._replace(state=_at_least(result.state, level))
             for result in results
@@ -400,6 +406,26 @@ class Decisions:
         if any(depends(one.state) for one in given):
             self._say(node, worst([*kinds, "size"]))
         return results
+
+    def _dims_of_stack(self, node: Node) -> Pair:
+        """Return the shape of the elements of a list, in which examples have met, as one tensor.
+
+        Their number is that for which the list was made; the program may know the other axes.
+        """
+        if node.type not in STACKED or node.name != node.owner:
+            return UNKNOWN
+        key = node.inputs[0]
+        while self._type_of(key) in (*ALIASES, *MERGES, "Identity"):
+            source = self.nodes[node_of(key)]
+            if not source.is_loop_merge and source.type in MERGES:
+                return UNKNOWN
+            index = int(key.rsplit(":", 1)[1]) if source.type == "IdentityN" else 0
+            key = self._entering(source) if source.is_loop_merge else source.inputs[index]
+        shape = self.graph.get_operation_by_name(node.name).outputs[0].shape
+        sizes = self.values.get(self.nodes[node_of(key)].inputs[-1]) if self._type_of(key) in LISTS else None
+        if sizes is None or not shape.rank:
+            return UNKNOWN
+        return tuple([int(sizes[index]), *shape.as_list()[1:]] for index in (0, 1, 0))
 
     def _of_stack(self, node: Node) -> List[Result]:
         if node.type in STACK_KINDS:

@@ -124,6 +124,26 @@ def test_data_that_are_normalized_with_each_other_have_their_gradient():
     assert np.abs(ends[0][0]).max() > 1e-3
 
 
+def test_images_may_be_standardized_one_by_one(control_flow):
+    """By a loop over examples, as `tf.map_fn` is, which is no part of the network."""
+    images = RANDOM.uniform(size=(N, 6, 6, 3)).astype("float32")
+    ends = []
+    for size in (None, 3):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, classes = tf1.placeholder(tf.float32, [None, 6, 6, 3]), tf1.placeholder(tf.int32, [None])
+            standardized = tf.reshape(tf.map_fn(tf.image.per_image_standardization, x), [-1, 108])
+            logits = tf.matmul(tf.tanh(tf.matmul(standardized, weight("kernel", [108, 5]))), weight("last", [5, 3]))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
+            if size is not None:
+                with silent():
+                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
+            grads = tf1.gradients(loss, tf1.trainable_variables())
+            session.run(tf1.global_variables_initializer())
+            ends.append(session.run(grads, {x: images, classes: CLASSES}))
+    for one, other in zip(*ends):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
 def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data():
     """As where the longest text ends a loop behind the network; it has no gradient by weights, unlike a statistic."""
     data = RANDOM.normal(size=(N, 4)).astype("float32")
