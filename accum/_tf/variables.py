@@ -155,8 +155,9 @@ def save_mean_over_replicas(var: Any, weight: Any) -> None:
 
 
 def _mean_over_replicas(strategy: tf.distribute.Strategy, var: Any, weight: Any) -> tf.Tensor:
+    dtype = at_least_float32(var.dtype.base_dtype)
     means, weights = (
-        [tf.cast(part.read_value(), tf.float32) for part in strategy.experimental_local_results(one)]
+        [tf.cast(part.read_value(), dtype) for part in strategy.experimental_local_results(one)]
         for one in (var, weight)
     )
     totals = _sum_over_replicas(strategy, [mean * share for mean, share in zip(means, weights)])
