@@ -107,7 +107,7 @@ class Inside:
         # What waits for a check of what may be inside can't be known before it, nor what a copy takes of that.
         self._behind = _tf.op_walks.descendants(self.of_variables & self._of_original.union(self.of_batch))
         self.analysis = self._analysed(users)
-        self.known = [*known, *self._known_rows(set(batch))]
+        self.known = [*known, *self._known_rows({one.name for one in batch})]
         self._lengths = self._mixed_lengths()
         self.library = _tf.graph_parts.Library(self.graph, self.graph.as_graph_def())
         self._feed_known()
@@ -260,7 +260,7 @@ class Inside:
         numbers = [(op, one) for op in ops for one in op.outputs if one.dtype.is_integer]
         return {op for op, one in numbers if self.analysis.is_mixed(one.name)}
 
-    def _known_rows(self, batch: Set[tf.Tensor]) -> List[tf.Tensor]:
+    def _known_rows(self, batch: Set[Key]) -> List[tf.Tensor]:
         """Return rows of the program in which examples have met, as where each text is cut to the longest one.
 
         The first of them that depend on no variable can be computed once.
@@ -272,7 +272,7 @@ class Inside:
                 behind.add(op)
             elif op not in self._behind and op in self.before_losses and _tf.graphs.outermost_frame(op) is None:
                 rows = [self.source(op).outputs[one.value_index] for one in op.outputs if self._must_be_known(one)]
-                found += [one for one in rows if one not in batch]
+                found += [one for one in rows if one.name not in batch]
                 behind.update([op] if rows else [])
         return found
 
