@@ -4,6 +4,7 @@ A loop is repeated until it hands back what it begins with. A missing rule costs
 on the joined rows; a wrong one would cost exactness. So whatever is not proven is said to meet.
 """
 
+import operator
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -410,7 +411,7 @@ class Decisions:
     def _dims_of_stack(self, node: Node) -> Pair:
         """Return the shape of the elements of a list, in which examples have met, as one tensor.
 
-        Their number is that for which the list was made; the program may know the other axes.
+        They are as many as there are examples, if the list was made for that number; the program may know other axes.
         """
         if node.type not in STACKED or node.name != node.owner:
             return UNKNOWN
@@ -422,10 +423,22 @@ class Decisions:
             index = int(key.rsplit(":", 1)[1]) if source.type == "IdentityN" else 0
             key = self._entering(source) if source.is_loop_merge else source.inputs[index]
         shape = self.graph.get_operation_by_name(node.name).outputs[0].shape
-        sizes = self.values.get(self.nodes[node_of(key)].inputs[-1]) if self._type_of(key) in LISTS else None
-        if sizes is None or not shape.rank:
+        made = self.nodes[node_of(key)]
+        sizes = (
+            self.values.get(made.inputs[-1]) if made.type in LISTS and not made.proto.attr["dynamic_size"].b else None
+        )
+        if sizes is None or not shape.rank or any(map(operator.ne, sizes, SIZES)) or not self._takes_all(node, made):
             return UNKNOWN
-        return tuple([int(sizes[index]), *shape.as_list()[1:]] for index in (0, 1, 0))
+        return tuple([count, *shape.as_list()[1:]] for count in (*COUNTS, COUNTS[0]))
+
+    def _takes_all(self, node: Node, made: Node) -> bool:
+        """Whether an operation takes all elements of a list, in their order."""
+        if node.type != "TensorArrayGatherV3":
+            return True
+        places = self.nodes[node_of(node.inputs[1])]
+        if places.type != "Range":
+            return False
+        return places.inputs[1] == made.inputs[-1] or self._type_of(places.inputs[1]) == "TensorArraySizeV3"
 
     def _of_stack(self, node: Node) -> List[Result]:
         if node.type in STACK_KINDS:
@@ -646,6 +659,11 @@ class Decisions:
         """Return the states of outputs, after a look at their shapes."""
         reduces = outcome.how not in ("", "random")
         results: List[Optional[State]] = []
+        for index in SHAPES.get(op.type, ()):
+            state, (first, *_) = op.states[index] if index < op.count else None, outcome.outputs
+            places = self._numbers.places(op.node.inputs[index]) if state is not None and state.counts else []
+            if places is None or any(not isinstance(first, Layout) or place != first.axis for place in places):
+                raise Meets("the length of another axis depends on the number of examples")
         for pair, layout in zip(pairs, outcome.outputs):
             if isinstance(layout, str):
                 first = outcome.outputs[0]

@@ -1,6 +1,6 @@
 """Single numbers of a shape of which others are computed from the batch, as in `[n, longest]`."""
 
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, List, Optional
 
 from accum._rows._flat_graph import Key, Node, node_of
 from accum._rows._values import SIZES, Values
@@ -41,6 +41,13 @@ class Numbers:
             return all(value in (-1, factor * size) for value, size in zip(values, SIZES))
         source = self._source(key, place)
         return source is not None and self._is_product(source)
+
+    def places(self, key: Key) -> Optional[List[int]]:
+        """Return which numbers of a vector may depend on how many examples there are; None if that is not known."""
+        node = self._made_by(key)
+        if node is None or node.type != "Pack":
+            return None
+        return [place for place, number in enumerate(node.inputs) if self._is_count(number)]
 
     def is_multiple(self, key: Key) -> bool:
         """Whether a scalar is a constant times the number of examples."""

@@ -127,7 +127,10 @@ class Inside:
         known: List[tf.Tensor] = []
         while len(rounds) < ROUNDS and rounds[-1].share() < 1.0 and len(rounds[-1].known) > len(known):
             known = rounds[-1].known
-            rounds.append(cls(losses, batch, outputs, given, count, known))
+            try:
+                rounds.append(cls(losses, batch, outputs, given, count, known))
+            except (ConstantBatch, NotChosen):
+                break  # what was found before is split all the same
         return max(rounds, key=cls.share)  # the first of equal ones
 
     def with_branches(self, given: Dict[Key, bool]) -> "Inside":

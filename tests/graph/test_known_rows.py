@@ -144,6 +144,32 @@ def test_images_may_be_standardized_one_by_one(control_flow):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+def test_a_list_that_grows_may_hold_weights_of_examples(control_flow_of_tf_1):
+    """One for each example, and of as many examples as are written; the network is split as without them."""
+    data = RANDOM.normal(size=(N, 4)).astype("float32")
+    ends = []
+    for size in (None, 3):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+            scales = tf.TensorArray(tf.float32, 0, dynamic_size=True, element_shape=[])
+
+            def write(i, scales, x=x):
+                return i + 1, scales.write(i, tf.reduce_sum(x[i]) ** 2)
+
+            _, scales = tf.while_loop(lambda i, *_, x=x: i < tf.shape(x)[0], write, (0, scales))
+            logits = tf.matmul(tf.tanh(tf.matmul(x, weight("kernel", [4, 5]))), weight("last", [5, 3]))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+            loss = tf.reduce_mean(scales.stack() * losses)
+            if size is not None:
+                with silent():
+                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
+            grads = tf1.gradients(loss, tf1.trainable_variables())
+            session.run(tf1.global_variables_initializer())
+            ends.append(session.run(grads, {x: data, classes: CLASSES}))
+    for one, other in zip(*ends):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
 def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data():
     """As where the longest text ends a loop behind the network; it has no gradient by weights, unlike a statistic."""
     data = RANDOM.normal(size=(N, 4)).astype("float32")

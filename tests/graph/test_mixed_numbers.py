@@ -65,6 +65,8 @@ NUMBERS = {
     "broadcast weights": lambda h, n, k: h + tf.reduce_sum(tf.broadcast_to(weight("v", [5]), [n * k, 5]), 0),
     "gathered weights": lambda h, n, k: h + tf.reduce_mean(tf.gather(weight("v", [50, 5]), tf.range(n * k) % 50), 0),
     "index": lambda h, n, k: tf.roll(h, n * k, 1) * tf.range(1.0, 6.0) + tf.gather(h, n * k % 5, axis=1)[:, None],
+    "as often side by side": lambda h, n, k: h + tf.reduce_sum(tf.tile(h, [1, n * k]), 1, keepdims=True) / 100,
+    "as often on an axis": lambda h, n, k: h + tf.reduce_sum(tf.broadcast_to(h[:, None], [n, n * k, 5]), 1) / 100,
     "in a conditional": lambda h, n, k: chosen(h, lambda h: h * 10 / real(n * k), k),
     "count in a conditional": lambda h, n, k: chosen(h, lambda h: h * 10 / real(n), k),
     "in a loop": lambda h, n, k: twice(h, lambda h: tf.tanh(h * 10 / real(n * k))),
