@@ -424,8 +424,8 @@ class Cycle:
         if _replicas.count() > 1 and not is_reduced and not _replicas.is_on_replica():
             raise RuntimeError(
                 "With several replicas, `apply_gradients` must be called on each, in the function that `strategy.run` "
-                "runs. For gradients that are summed over replicas already, pass `skip_gradients_aggregation=True`. "
-                "[accum: gradients]"
+                "runs. If the gradients are summed over replicas already, a Keras optimizer takes "
+                "`skip_gradients_aggregation=True`. [accum: gradients]"
             )
 
     def apply(self) -> tf.Operation:

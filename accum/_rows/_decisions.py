@@ -194,18 +194,12 @@ class Decisions:
             if node.is_loop_merge or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS:
                 self._decide_pending(pending)
                 self._decide_apart(node)
-            elif node.type in RESIZES and not (node.name == node.owner and self._is_sized(node)):
-                self._decide_pending(pending)
-                self._decide_resized(node)
             elif node.type in STITCHES:
                 self._decide_pending(pending)
                 self._decide_pending([node])
-            elif node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack":
+            elif self._may_be_shaped(node):
                 self._decide_pending(pending)
-                self._decide_slice(node)
-            elif node.type == "Range" and not self._independent[node.name]:
-                self._decide_pending(pending)
-                self._decide_range(node)
+                self._decide_shaped(node)
             else:
                 pending.append(node)
         self._decide_pending(pending)
@@ -242,49 +236,52 @@ class Decisions:
         dims = self.graph.get_operation_by_name(node.name).outputs[0].shape
         return dims.rank is not None and None not in dims.as_list()[1:]
 
-    def _decide_resized(self, node: Node) -> None:
-        """Decide an operation that resizes images to a computed size, which TensorFlow 1 does not infer."""
+    def _may_be_shaped(self, node: Node) -> bool:
+        """Whether the shape of what a node returns may be known where TensorFlow does not infer it."""
+        if node.type in RESIZES:
+            return not (node.name == node.owner and self._is_sized(node))
+        is_slice = node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack"
+        return (is_slice or node.type == "Range") and not self._independent[node.name]
+
+    def _decide_shaped(self, node: Node) -> None:
+        """Decide a node of which `_may_be_shaped` holds, after all before it."""
+        dims_of = {"Range": self._dims_of_range, "Slice": self._dims_of_slice}.get(node.type, self._dims_of_resized)
+        pair = dims_of(node)
+        if pair is None:
+            self.shapes.add([node], self._independent)
+        else:
+            self.shapes.give(node.outputs[0], pair, node.dtypes[0])
+        self._note_order(node)
+        self._decide(node)
+
+    def _dims_of_resized(self, node: Node) -> Optional[Pair]:
+        """Images of a computed size, which TensorFlow 1 does not infer."""
         images = self.shapes.dims(node.inputs[0])
         sizes = [self._computed_before(node.inputs[1], index) for index in range(len(images))]
-        if all(dims is not None and size is not None for dims, size in zip(images, sizes)):
-            pair = tuple([dims[0], *map(int, size), dims[3]] for dims, size in zip(images, sizes))  # type: ignore[index,arg-type]
-            self.shapes.give(node.outputs[0], pair, node.dtypes[0])
-        else:
-            self.shapes.add([node], self._independent)
-        self._note_order(node)
-        self._decide(node)
+        if any(dims is None or size is None for dims, size in zip(images, sizes)):
+            return None
+        return tuple([dims[0], *map(int, size), dims[3]] for dims, size in zip(images, sizes))  # type: ignore[index,arg-type]
 
-    def _decide_range(self, node: Node) -> None:
-        """Decide numbers in a row, whose count TensorFlow infers of a few types alone."""
+    def _dims_of_range(self, node: Node) -> Optional[Pair]:
+        """How many numbers there are; for other lengths of axes, which may be among them, that is not known."""
         (values,) = self._values_of(node)
-        if values is None:
-            self.shapes.add([node], self._independent)
-        else:  # for other lengths of axes, which may be among these numbers, it is not known
-            self.shapes.give(node.outputs[0], ([len(values[0])], [len(values[1])], [None]), node.dtypes[0])
-        self._note_order(node)
-        self._decide(node)
+        return None if values is None else ([len(values[0])], [len(values[1])], [None])
 
-    def _decide_slice(self, node: Node) -> None:
-        """Decide a slice whose sizes may be known in part, of which TensorFlow infers little if one of them is -1."""
-        if self._independent[node.name] or self.values.get(node.inputs[2]) is not None:
-            self.shapes.add([node], self._independent)
-        else:
-            pair = tuple(self._dims_of_slice(node, index) for index in range(len(self.shapes.dims(node.inputs[0]))))
-            self.shapes.give(node.outputs[0], pair, node.dtypes[0])
-        self._note_order(node)
-        self._decide(node)
-
-    def _dims_of_slice(self, node: Node, index: int) -> Dims:
-        """Return the shape of a slice in one of the scratch graphs."""
-        which = index % len(COUNTS)
-        lengths: List[Optional[int]] = []
-        for axis, length in enumerate(self.shapes.dims(node.inputs[0])[index] or ()):
-            begins, sizes = (self._numbers.value(key, axis) for key in node.inputs[1:])
-            size = None if sizes is None else int(sizes[which])
-            if size == -1:
-                size = None if begins is None or length is None else length - int(begins[which])
-            lengths.append(size)
-        return lengths or None
+    def _dims_of_slice(self, node: Node) -> Optional[Pair]:
+        """What is known of sizes of which others are unknown; TensorFlow infers little if one of them is -1."""
+        if self.values.get(node.inputs[2]) is not None:
+            return None
+        pair: List[Dims] = []
+        for index, dims in enumerate(self.shapes.dims(node.inputs[0])):
+            lengths: List[Optional[int]] = []
+            for axis, length in enumerate(dims or ()):
+                begins, sizes = (self._numbers.value(key, axis) for key in node.inputs[1:])
+                size = None if sizes is None else int(sizes[index % len(COUNTS)])
+                if size == -1:
+                    size = None if begins is None or length is None else length - int(begins[index % len(COUNTS)])
+                lengths.append(size)
+            pair.append(lengths or None)
+        return tuple(pair)
 
     def _computed_before(self, key: Key, index: int) -> Optional[Any]:
         """Return the value of a small tensor that is computed from shapes, in one of the scratch graphs."""

@@ -1,4 +1,4 @@
-"""Single numbers of a shape of which others are computed from the batch, as in `[n, longest]`."""
+"""Single numbers of a shape in which others are computed from the batch, such as `n` in `[n, longest]`."""
 
 from typing import Callable, Dict, List, Optional
 

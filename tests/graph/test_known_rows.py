@@ -55,7 +55,7 @@ CUTS = [sliced_to_the_end, sliced_by_the_count, in_strides, in_another_order, ma
 
 
 def loss_of(words, classes, cut, count):
-    """Attention over words and their places, in shapes of which one length is computed from the batch."""
+    """Attention over words and their places. One length in its shapes is computed from the batch."""
     words, divisor = cut(words, tf.reduce_max(lengths_of(words)), count)
     longest = tf.reduce_max(lengths_of(words))
     if cut is in_another_order:
@@ -103,92 +103,73 @@ def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
     assert abs(np.mean(parts) - whole) > 1e-3
 
 
-def test_data_that_are_normalized_with_each_other_have_their_gradient():
-    data = RANDOM.normal(size=(N, 4)).astype("float32")
-    ends = []
-    for size in (None, 3):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
-            mean, variance = tf.nn.moments(x, [0])
-            hidden = tf.tanh(tf.matmul((x - mean) * tf1.rsqrt(variance + 1e-3), weight("kernel", [4, 5])))
-            logits = tf.matmul(hidden, weight("classes", [5, 3]))
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
-            if size is not None:
-                with silent():
-                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
-            grads = tf1.gradients(loss, [x, *tf1.trainable_variables()])
-            session.run(tf1.global_variables_initializer())
-            ends.append(session.run(grads, {x: data, classes: CLASSES}))
-    for one, other in zip(*ends):
+def gradients(loss_of, data, numbers, size, by_data=False):
+    """Return the gradients of a loss by weights, and perhaps by the data."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed = tf1.placeholder(tf.float32, [None, *data.shape[1:]]), tf1.placeholder(tf.int32, [None])
+        loss = loss_of(*fed)
+        if size is not None:
+            with silent():
+                loss = accum.compat.v1.split_batch(loss, fed, size)
+        grads = tf1.gradients(loss, [*tf1.trainable_variables(), *fed[:by_data]])
+        session.run(tf1.global_variables_initializer())
+        return session.run(grads, dict(zip(fed, (data, numbers))))
+
+
+def assert_split(loss_of, shape, **options):
+    """Assert that the gradients of a split batch are those of the whole one."""
+    data = RANDOM.uniform(size=(N, *shape)).astype("float32")
+    whole = gradients(loss_of, data, CLASSES, None, **options)
+    for one, other in zip(gradients(loss_of, data, CLASSES, 3, **options), whole):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
-    assert np.abs(ends[0][0]).max() > 1e-3
+        assert np.abs(other).max() > 1e-3
+
+
+def losses_of(x, classes):
+    logits = tf.matmul(tf.tanh(tf.matmul(x, weight("kernel", [x.shape.as_list()[-1], 5]))), weight("last", [5, 3]))
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+
+
+def test_data_that_are_normalized_with_each_other_have_their_gradient():
+    def loss_of(x, classes):
+        mean, variance = tf.nn.moments(x, [0])
+        return tf.reduce_mean(losses_of((x - mean) * tf1.rsqrt(variance + 1e-3), classes))
+
+    assert_split(loss_of, [4], by_data=True)
 
 
 def test_images_may_be_standardized_one_by_one(control_flow):
-    """By a loop over examples, as `tf.map_fn` is, which is no part of the network."""
-    images = RANDOM.uniform(size=(N, 6, 6, 3)).astype("float32")
-    ends = []
-    for size in (None, 3):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x, classes = tf1.placeholder(tf.float32, [None, 6, 6, 3]), tf1.placeholder(tf.int32, [None])
-            standardized = tf.reshape(tf.map_fn(tf.image.per_image_standardization, x), [-1, 108])
-            logits = tf.matmul(tf.tanh(tf.matmul(standardized, weight("kernel", [108, 5]))), weight("last", [5, 3]))
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
-            if size is not None:
-                with silent():
-                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
-            grads = tf1.gradients(loss, tf1.trainable_variables())
-            session.run(tf1.global_variables_initializer())
-            ends.append(session.run(grads, {x: images, classes: CLASSES}))
-    for one, other in zip(*ends):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    """By `tf.map_fn`, a loop over examples before the network."""
+
+    def loss_of(x, classes):
+        standardized = tf.map_fn(tf.image.per_image_standardization, x)
+        return tf.reduce_mean(losses_of(tf.reshape(standardized, [-1, 108]), classes))
+
+    assert_split(loss_of, [6, 6, 3])
 
 
 def test_a_list_that_grows_may_hold_weights_of_examples(control_flow_of_tf_1):
     """One for each example, and of as many examples as are written; the network is split as without them."""
-    data = RANDOM.normal(size=(N, 4)).astype("float32")
-    ends = []
-    for size in (None, 3):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
-            scales = tf.TensorArray(tf.float32, 0, dynamic_size=True, element_shape=[])
 
-            def write(i, scales, x=x):
-                return i + 1, scales.write(i, tf.reduce_sum(x[i]) ** 2)
+    def loss_of(x, classes):
+        scales = tf.TensorArray(tf.float32, 0, dynamic_size=True, element_shape=[])
+        write = lambda i, scales: (i + 1, scales.write(i, tf.reduce_sum(x[i]) ** 2))
+        _, scales = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], write, (0, scales))
+        return tf.reduce_mean(scales.stack() * losses_of(x, classes))
 
-            _, scales = tf.while_loop(lambda i, *_, x=x: i < tf.shape(x)[0], write, (0, scales))
-            logits = tf.matmul(tf.tanh(tf.matmul(x, weight("kernel", [4, 5]))), weight("last", [5, 3]))
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
-            loss = tf.reduce_mean(scales.stack() * losses)
-            if size is not None:
-                with silent():
-                    loss = accum.compat.v1.split_batch(loss, (x, classes), size)
-            grads = tf1.gradients(loss, tf1.trainable_variables())
-            session.run(tf1.global_variables_initializer())
-            ends.append(session.run(grads, {x: data, classes: CLASSES}))
-    for one, other in zip(*ends):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_split(loss_of, [4])
 
 
 def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data():
     """As where the longest text ends a loop behind the network; it has no gradient by weights, unlike a statistic."""
-    data = RANDOM.normal(size=(N, 4)).astype("float32")
-    ends = []
-    for size in (None, 3):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            x, lengths = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
-            steps = tf.cast(tf.minimum(tf.reduce_max(lengths), 5), tf.float32)
-            hidden = tf.matmul(x, weight("kernel", [4, 5])) / steps
-            hidden = tf.nn.batch_normalization(hidden, *tf.nn.moments(hidden, [0]), None, None, 1e-3)
-            loss = tf.reduce_mean(tf.matmul(tf.tanh(hidden), weight("last", [5, 1])) ** 2) * steps
-            if size is not None:
-                with silent():
-                    loss = accum.compat.v1.split_batch(loss, (x, lengths), size)
-            grads = tf1.gradients(loss, tf1.trainable_variables())
-            session.run(tf1.global_variables_initializer())
-            ends.append(session.run(grads, {x: data, lengths: CLASSES}))
-    for one, other in zip(*ends):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+    def loss_of(x, lengths):
+        steps = tf.cast(tf.minimum(tf.reduce_max(lengths), 5), tf.float32)
+        hidden = tf.matmul(x, weight("kernel", [4, 5])) / steps
+        hidden = tf.nn.batch_normalization(hidden, *tf.nn.moments(hidden, [0]), None, None, 1e-3)
+        return tf.reduce_mean(tf.matmul(tf.tanh(hidden), weight("last", [5, 1])) ** 2) * steps
+
+    assert_split(loss_of, [4])
 
 
 @pytest.mark.law("L17")

@@ -1254,7 +1254,7 @@ def test_a_tensor_before_the_loss_still_has_its_value():
 
 
 def relative_positions(x, y):
-    """Sinusoids of as many places as there are in data of which the examples are on the second axis."""
+    """Sinusoids of the places along the first axis of the data; examples are on the second."""
     x = tf.transpose(x, [1, 0, 2])
     places = tf.range(tf.shape(x)[0] - 1, -1, -1.0)
     waves = tf.sin(tf.einsum("i,j->ij", places, 1.0 / 10.0 ** (tf.range(0, 5.0) / 5)))[:, None, :]
