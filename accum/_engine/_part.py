@@ -4,7 +4,7 @@ The operations of the part are copied: those that depend on what is fed, and wha
 conditionals. What they take from elsewhere, such as the values of variables, they take from the graph as it is.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Set
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._tf import tf
@@ -39,12 +39,14 @@ class Part:
         kept = self._depending(wanted)
         kept |= self._waiting(wanted, kept)
         kept |= self._of_frames(wanted, kept)
+        kept |= _guarded(wanted)
         kept |= {op for op in wanted if _tf.graphs.makes_container(op)}  # each copy needs its own
         kept |= _constants(wanted)  # from which TensorFlow infers shapes, and we read axes
         self.ops = sorted(kept, key=_tf.graphs.creation_order)
         self._names = {op.name for op in self.ops}
         boundary: Dict[Key, tf.Tensor] = {}
         self._protos = [self._proto(op, boundary) for op in self.ops]
+        self._free = [op.name for op, proto in zip(self.ops, self._protos) if _is_free(op, proto)]
         self.boundary = list(boundary.values())
         self._fetches = list(fetches)
         taken = {key for proto in self._protos for key in proto.input} | {tensor.name for tensor in fetches}
@@ -61,8 +63,10 @@ class Part:
                 stack += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
                 frame = _tf.graphs.outermost_frame(op)
                 if frame is not None:  # in which the forward pass pushes what the gradient pops
-                    waited = [one for one in op.control_inputs if _tf.graphs.outermost_frame(one) is frame]
+                    waited = [one for one in op.control_inputs if _tf.graphs.outermost_frame(one) == frame]
                     stack += [one for one in waited if not _tf.op_walks.changes_variable(one)]
+                else:
+                    stack += filter(_is_guard, op.control_inputs)
         return sorted(found, key=_tf.graphs.creation_order)
 
     def _depending(self, wanted: Sequence[tf.Operation]) -> Set[tf.Operation]:
@@ -136,9 +140,11 @@ class Part:
         feeds.update((outside_key(tensor.name), here(tensor)) for tensor in self.boundary)
         wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
         names = [op.name for op in self.ops]
-        protos = _with_frames_of_their_own(self._protos, self._graph)
+        protos, _ = with_own_frames(self._protos, self._graph)
         made = _tf.graph_parts.import_part(self._definition(), protos, feeds, wanted + names) if names else []
         result = dict(zip(wanted + names, made))
+        for name in self._free:  # TensorFlow lets them wait for the loop in which they are copied, not for their own
+            _tf.graphs.remove_control_inputs(result[name])
         for tensor in self._fetches:
             if tensor.name not in result:
                 result[tensor.name] = values[tensor.name] if tensor.name in values else here(tensor)
@@ -155,20 +161,27 @@ class Part:
         return tf.compat.v1.GraphDef(versions=self._graph.graph_def_versions)
 
 
-def _with_frames_of_their_own(protos: Sequence[Any], graph: tf.Graph) -> List[Any]:
-    """Return nodes whose loops have names that no others have: TensorFlow knows loops by name."""
+def _is_free(op: tf.Operation, proto: Any) -> bool:
+    """Whether an operation takes tensors of a loop of TF 1, and waits for nothing else."""
+    is_within = any(_tf.graphs.is_within_loop(one.op) for one in op.inputs)
+    return is_within and not any(key.startswith("^") for key in proto.input)
+
+
+def with_own_frames(protos: Sequence[Any], graph: tf.Graph) -> Tuple[List[Any], str]:
+    """Return nodes whose loops have names that no others have, and how these end: TensorFlow knows loops by name."""
     if not any("frame_name" in proto.attr for proto in protos):
-        return list(protos)
+        return list(protos), ""
     notes = _tf.graphs.notes_of(graph)
     notes["frames"] = number = notes.get("frames", 0) + 1
+    suffix = f"_accum_{number}"
     renamed = []
     for proto in protos:
         copy = tf.compat.v1.NodeDef()
         copy.CopyFrom(proto)
         if "frame_name" in copy.attr:
-            copy.attr["frame_name"].s += b"_accum_%d" % number
+            copy.attr["frame_name"].s += suffix.encode()
         renamed.append(copy)
-    return renamed
+    return renamed, suffix
 
 
 def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
@@ -190,6 +203,26 @@ def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
 def outside_key(key: Key) -> Key:
     """Return what the copies call a tensor that they take from the graph as it is."""
     return f"accum_outside/{key}"
+
+
+def _is_guard(op: tf.Operation) -> bool:
+    """Whether what waits for an operation is computed in one branch of a conditional of TF 1 alone."""
+    switches = _tf.op_walks.SWITCHES
+    return op.type in switches or (op.type == "Identity" and op.inputs[0].op.type in switches)
+
+
+def _guarded(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
+    """Return the operations that are computed in one branch alone, though in none: zeros in gradients of the other.
+
+    What is not computed in the graph can't be taken from there.
+    """
+    found: Set[tf.Operation] = set()
+    for op in ordered:
+        before = [one.op for one in op.inputs] + list(op.control_inputs)
+        is_switch = op.type in _tf.op_walks.SWITCHES and not _tf.graphs.is_within_loop(op)
+        if is_switch or (op.type not in ("Merge", "RefMerge") and not found.isdisjoint(before)):
+            found.add(op)
+    return found
 
 
 def _is_pivot(op: tf.Operation) -> bool:

@@ -584,8 +584,8 @@ class Decisions:
         return self._is_switch_of(key, merge)
 
     def _is_switch_of(self, key: Key, merge: Node) -> bool:
-        node = self.nodes[node_of(key)]
-        return node.type in ("Switch", "RefSwitch") and node_of(node.inputs[0]) == merge.name
+        node = self.nodes.get(node_of(key))  # None: a tensor of the batch
+        return node is not None and node.type in ("Switch", "RefSwitch") and node_of(node.inputs[0]) == merge.name
 
     def _computed(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         level = max((level_of(state) for state in states), default=0)

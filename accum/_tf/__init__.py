@@ -9,6 +9,7 @@ these files. A comment at each branch says with which version it dies.
 from accum._tf import (
     batch_norm,
     definitions,
+    frames,
     gradient_changes,
     graph_losses,
     graph_parts,

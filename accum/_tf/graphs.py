@@ -66,6 +66,12 @@ def add_control_input(op: tf.Operation, other: tf.Operation) -> None:
     op._add_control_input(other)
 
 
+def remove_control_inputs(op: tf.Operation) -> None:
+    """Let an op wait for no other from which it takes nothing; there is no public name. Dies with `tf.compat.v1`."""
+    if op.control_inputs:
+        op._remove_all_control_inputs()
+
+
 def is_in_control_flow(op: tf.Operation) -> bool:
     """Whether an op is inside a conditional or a loop of TF 1. Dies with `tf.compat.v1`."""
     return op._get_control_flow_context() is not None  # has no public name
@@ -88,11 +94,14 @@ _OF_TENSORFLOW = re.compile(r"-packages[/\\](tensorflow|tf_|keras)\w*[/\\]|<")
 
 
 def outermost_frame(op: tf.Operation) -> Any:
-    """Return the outermost conditional or loop of TF 1 in which an operation is, or None. Dies with `tf.compat.v1`."""
+    """Return what stands for the outermost conditional, with both branches, or loop of TF 1 in which an operation is.
+
+    None: it is in none. Dies with `tf.compat.v1`.
+    """
     context = op._get_control_flow_context()  # has no public name
     while context is not None and context.outer_context is not None:
         context = context.outer_context
-    return context
+    return context.pred.name if context is not None and context.IsCondContext() else context
 
 
 def is_within_loop(op: tf.Operation) -> bool:

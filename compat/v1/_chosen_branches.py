@@ -3,38 +3,41 @@
 Whether a network is in training is often fed, and chooses between branches: batch normalisation by the statistics of
 the batch, or by averages. The copies are those of one value. They stand in the graph itself, outside of conditionals,
 so that they can be taken apart like what was built with a Python bool. A batch of a constant size is opened in them.
+Loops of TensorFlow 1, and its conditionals that other tensors decide, are copied as they are.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _tf
-from accum._engine._part import Key, outside_key
+from accum._engine._part import Key, outside_key, with_own_frames
 from accum._tf import tf
-from accum.compat.v1._open_batch import OpenBatch
+from accum.compat.v1._open_batch import NotCopied, OpenBatch
 
 CONDITIONALS = ("If", "StatelessIf")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 MERGES = ("Merge", "RefMerge")
+ENTERS = ("Enter", "RefEnter")
+NEXT = ("NextIteration", "RefNextIteration")
 LEFT = ("VariableV2", "Variable", "VarHandleOp")
 """Types of operations that are never copied."""
 
 
-class Conditional(NamedTuple):
-    """A conditional that is replaced by one of its branches.
+PASSING = ("Identity", "Enter", "RefEnter") + _tf.op_walks.SWITCHES
+"""Types of operations that hand on what they take."""
+
+
+class Frame(NamedTuple):
+    """A conditional that is replaced by one of its branches, or a loop or conditional of TF 1 that is copied.
 
     Attributes:
-      copies: copies of operations in that branch.
+      copies: copies of its operations.
       results: the operations that return its results.
-      has_effects: whether a branch assigns to variables.
+      has_effects: whether it assigns to variables.
     """
 
     copies: List[tf.Operation]
     results: List[tf.Operation]
     has_effects: bool
-
-
-class NotChosen(Exception):
-    """A part of the graph can't be copied in this way."""
 
 
 def choosers(ops: Sequence[tf.Operation]) -> List[tf.Tensor]:
@@ -49,7 +52,7 @@ def choosers(ops: Sequence[tf.Operation]) -> List[tf.Tensor]:
 
 
 def _root(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type in ("Identity", "LogicalNot") + _tf.op_walks.SWITCHES:
+    while tensor.op.type in ("LogicalNot", *PASSING):
         tensor = tensor.op.inputs[0]
     return tensor
 
@@ -62,20 +65,19 @@ class ChosenBranches:
       batch: tensors from which they are computed.
       values: {key of a boolean tensor: its value}.
       of_variables: the operations that are computed from variables.
+      of_batch: those that are computed from the batch.
       open_batch: an `OpenBatch`, from which the copies are computed, or None.
 
     Attributes:
       batch: tensors from which the copies are computed.
       ops: the copies.
       before_losses: the operations from which the losses are computed.
-      left: those of them that are not copied although they depend on the batch: loops of TF 1, conditionals that depend
-        on other tensors, and what is computed from these.
       ends: tensors of the copies, from which the losses are computed.
-      conditionals: list of `Conditional`.
+      frames: list of `Frame`.
 
     Raises:
-      NotChosen: a loop of TF 1, or a conditional that depends on other tensors, is within a branch, or takes a batch of
-        a constant size; or the batch itself is drawn at random, since a copy would draw other numbers.
+      NotCopied: what is copied assigns to a variable, or draws numbers of which the batch is computed; or a batch of a
+        constant size can't be opened.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ChosenBranches:
         batch: Sequence[tf.Tensor],
         values: Dict[Key, bool],
         of_variables: Set[tf.Operation],
+        of_batch: Set[tf.Operation],
         open_batch: Optional[OpenBatch] = None,
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
@@ -91,65 +94,105 @@ class ChosenBranches:
         self._functions = {function.signature.name: function for function in self._graph_def.library.function}
         self._library = _tf.graph_parts.Library(self._graph, self._graph_def)
         self._values = dict(values)
-        self._of_variables = of_variables
+        self._of_variables, self._of_batch = of_variables, of_batch
         self._aliases: Dict[Key, Optional[Key]] = {}  # {key: what it is in the copy; None: it is not computed}
         self._protos: Dict[str, Any] = {}
         self._owners: Dict[str, tf.Operation] = {}
+        self._contexts: Dict[str, List[Any]] = {}  # {name: the loops and conditionals of TF 1 in which a copy is}
+        self._moving: Set[str] = set()  # the names of copies that are computed from the batch
         self._open = open_batch
         self._batch = {tensor.name for tensor in batch}
         if open_batch is not None:
             self._aliases.update(open_batch.aliases)
-            self._batch = {tensor.name for tensor in open_batch.tensors}
-        self._frames: Set[Any] = set()  # conditionals of TF 1
-        self._calls: List[tf.Operation] = []  # those of TF 2
-        self.left: Set[tf.Operation] = set()
+            self._batch = open_batch.keys
+        self._calls: List[tf.Operation] = []  # conditionals of TF 2
+        self._places: Dict[Any, int] = {}  # {loop or conditional of TF 1: its number}
         self._owner: tf.Operation = losses[0].op
-        ordered = _tf.op_walks.ancestors([loss.op for loss in losses])
-        self.before_losses = set(ordered)
-        switches = [op for op in ordered if op.type in _tf.op_walks.SWITCHES and _root(op.inputs[1]).name in values]
-        self._chosen = {_tf.graphs.outermost_frame(op) for op in switches}
-        for op in ordered:
+        self.before_losses = set(_tf.op_walks.ancestors([loss.op for loss in losses]))
+        self._outermost = self._frames_of_tf_1()
+        for op in self._ordered([loss.op for loss in losses]):
             self._owner = op
-            if self._is_left(op):
-                if self._is_within():
-                    raise NotChosen(f"{op.name!r} is in a branch, and depends on a loop or on another conditional")
-                self.left.add(op)
-                continue
             self._visit(op.name, op.node_def, [tensor.name for tensor in op.inputs], len(op.outputs))
         self._copies = self._imported()
         self.batch = list(batch) if open_batch is None else open_batch.tensors
         self.ops = set(self._copies.values()) | set([] if open_batch is None else open_batch.ops)
         self._sources = {copy: self._owners[name] for name, copy in self._copies.items()}
-        taken = [*losses, *(tensor for op in self.left for tensor in op.inputs)]
-        images = [image for image in map(self.image, taken) if image is not None]
-        self.ends = [image for image in images if image.op not in self.left]
-        self.conditionals = [self._of_frame(frame) for frame in self._frames]
-        self.conditionals += [self._of_call(call) for call in self._calls]
+        self.ends = [image for image in map(self.image, losses) if image is not None]
+        self.frames = self._copied_frames()
+        self.frames += [self._of_call(call) for call in self._calls]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Loops and conditionals of TensorFlow 1
+
+    def _frames_of_tf_1(self) -> List[Any]:
+        """Return what stands for the outermost loops and conditionals that are copied, or of whose branches one is."""
+        found: Dict[Any, None] = {}
+        for op in sorted(self.before_losses, key=_tf.graphs.creation_order):
+            contexts = _tf.frames.contexts_of(op)
+            if contexts and (op in self._of_batch or any(self._choice(one) is not None for one in contexts)):
+                found[_tf.graphs.outermost_frame(op)] = None
+        return list(found)
+
+    def _choice(self, context: Any) -> Optional[bool]:
+        """Return the value that is chosen for what decides between the branches of a conditional, or None."""
+        if not _tf.frames.is_branch(context):
+            return None
+        tensor, is_negated = context.pred, False
+        while tensor.op.type in ("LogicalNot", *PASSING):
+            is_negated = is_negated != (tensor.op.type == "LogicalNot")
+            tensor = tensor.op.inputs[0]
+        value = self._values.get(tensor.name)
+        return None if value is None else value != is_negated
+
+    def _is_in_frame(self, op: tf.Operation) -> bool:
+        return _tf.graphs.outermost_frame(op) in self._outermost
+
+    def _contexts_of(self, op: tf.Operation) -> List[Any]:
+        """Return the loops and conditionals in which the copy of an operation is."""
+        contexts = _tf.frames.contexts_of(op) if self._is_in_frame(op) else []
+        return [one for one in contexts if self._choice(one) is None]
+
+    def _is_dead(self, op: tf.Operation) -> bool:
+        """Whether an operation is in a branch that is not chosen."""
+        contexts = _tf.frames.contexts_of(op) if self._is_in_frame(op) else []
+        return any(self._choice(one) not in (None, bool(one.branch)) for one in contexts if _tf.frames.is_branch(one))
+
+    def _ordered(self, ends: Sequence[tf.Operation]) -> List[tf.Operation]:
+        """Return what is computed before operations, each after what it takes, but for what a loop hands back."""
+
+        def sources(op: tf.Operation) -> List[tf.Operation]:
+            waited = op.control_inputs if self._is_in_frame(op) else []
+            within = [one for one in waited if self._is_in_frame(one) and not _tf.op_walks.changes_variable(one)]
+            return [one.op for one in op.inputs if one.op.type not in NEXT] + within
+
+        starts = list(ends)
+        while True:
+            ordered = _tf.op_walks.ancestors(starts, sources=sources)
+            found = set(ordered)
+            framed = [op for op in ordered if self._is_in_frame(op)]
+            contexts = {context: None for op in framed for context in self._contexts_of(op)}
+            new = [op for context in contexts for op in _tf.frames.ends_of(context)]
+            new += [one.op for op in framed for one in op.inputs if one.op.type in NEXT]
+            if found.issuperset(new):
+                return ordered
+            starts += [op for op in new if op not in found]
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _is_left(self, op: tf.Operation) -> bool:
-        """Whether an operation that depends on the batch belongs to another loop or conditional, or depends on one."""
-        is_behind = any(tensor.op in self.left for tensor in op.inputs)
-        if is_behind or self._open is not None or op.type not in _tf.op_walks.ENTRANCES:
-            return is_behind
-        keys = [self._aliases.get(tensor.name, tensor.name) for tensor in op.inputs]
-        return not self._is_within() and any(key is None or self._depends(key) for key in keys)
-
-    def _is_within(self) -> bool:
-        """Whether what is visited is within a conditional whose branch is chosen."""
-        frame = _tf.graphs.outermost_frame(self._owner)
-        return frame in self._chosen or (frame is not None and self._open is not None)
-
     def _depends(self, key: Key) -> bool:
         return key in self._batch or _tf.graph_parts.name_of(key) in self._protos
+
+    def _is_moving(self, key: Key) -> bool:
+        return key in self._batch or _tf.graph_parts.name_of(key) in self._moving
 
     def _visit(self, name: str, proto: Any, inputs: Sequence[Key], count: int) -> None:
         taken = [self._aliases.get(key, key) for key in inputs]
         outputs = [f"{name}:{index}" for index in range(count)]
         keys = [key for key in taken if key is not None]
         decided = [self._values.get(key) for key in keys]
-        if proto.op in MERGES and len(keys) < len(taken):
+        if self._is_dead(self._owner):
+            self._aliases.update(dict.fromkeys(outputs))
+        elif proto.op in MERGES and len(keys) < len(taken):
             self._aliases.update(dict.fromkeys(outputs))
             if keys:
                 self._aliases[outputs[0]] = keys[0]
@@ -157,7 +200,6 @@ class ChosenBranches:
             self._aliases.update(dict.fromkeys(outputs))
         elif proto.op in _tf.op_walks.SWITCHES and decided[1] is not None:
             self._aliases.update({outputs[decided[1]]: keys[0], outputs[not decided[1]]: None})
-            self._frames.add(_tf.graphs.outermost_frame(self._owner))
         elif proto.op in CONDITIONALS and decided[0] is not None:
             self._note_call(proto)
             branch = proto.attr["then_branch" if decided[0] else "else_branch"].func.name
@@ -166,49 +208,90 @@ class ChosenBranches:
             self._write_out(name, proto.attr["f"].func.name, keys, outputs)
         else:
             self._copy(name, proto, keys, list(keys) != list(inputs))
-            if proto.op in ("Identity", "LogicalNot") and decided[0] is not None:
-                self._values[outputs[0]] = decided[0] != (proto.op == "LogicalNot")
+            if proto.op in ("LogicalNot", *PASSING) and decided[0] is not None:
+                self._values.update(dict.fromkeys(outputs, decided[0] != (proto.op == "LogicalNot")))
 
     def _copy(self, name: str, proto: Any, keys: List[Key], is_other: bool) -> None:
         depends = any(map(self._depends, keys))
-        is_within = self._is_within() or name != self._owner.name
-        if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within):
+        is_within = self._is_in_frame(self._owner) or name != self._owner.name
+        is_list = bool(self._outermost) and _tf.graphs.makes_container(self._owner)  # which each loop fills
+        if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within or is_list):
             return
         if self._owner not in self._of_variables and (
             proto.op in _tf.random_ops.STATEFUL_DRAWS or "PyFunc" in proto.op
         ):
-            raise NotChosen(f"{name!r} draws numbers, or runs Python, before anything uses a variable")
+            raise NotCopied(f"{name!r} draws numbers, or runs Python, before anything uses a variable")
         if _tf.op_walks.is_assignment(proto.op) or _tf.op_walks.changes_variable(self._owner):
             if is_within:
-                raise NotChosen(f"{name!r} assigns to a variable")
+                raise NotCopied(f"{name!r} assigns to a variable")
             return
-        if proto.op in _tf.op_walks.SWITCHES + MERGES + ("Enter", "RefEnter", "Exit", "RefExit", "NextIteration"):
-            raise NotChosen(f"{name!r} belongs to a loop, or to a conditional by another tensor")
-        if self._open is not None and depends:
+        contexts = self._contexts_of(self._owner)
+        is_moving = self._owner in self._of_batch or any(map(self._is_moving, keys))
+        if self._open is not None and (is_moving or proto.op in ENTERS + NEXT):
             if proto.op in _tf.graph_parts.LOOPS:
-                raise NotChosen(f"{name!r} has the constant number of examples in the shapes of its results")
-            keys = [
-                self._open.key(proto.op, index, key) if self._is_outside(key) else key for index, key in enumerate(keys)
-            ]
-            if name == self._owner.name:
-                keys = [
-                    self._open.number(self._owner, index, key) if self._is_outside(key) else key
-                    for index, key in enumerate(keys)
-                ]
+                raise NotCopied(f"{name!r} has the constant number of examples in the shapes of its results")
+            keys = [self._opened(name, proto, index, key) for index, key in enumerate(keys)]
+            is_moving = is_moving or any(map(self._is_moving, keys))
+        if is_moving:
+            self._moving.add(name)
+        self._add(name, proto, keys, contexts)
+        if self._open is not None:
+            self._open.open_elements(self._protos[name])
+
+    def _add(self, name: str, proto: Any, keys: Sequence[Key], contexts: List[Any]) -> None:
         self._protos[name] = _tf.graph_parts.placed(
-            _tf.graph_parts.Node(name, proto.op, keys, proto),
-            [key if _tf.graph_parts.name_of(key) in self._protos else outside_key(key) for key in keys],
+            _tf.graph_parts.Node(name, proto.op, list(keys), proto),
+            [key if self._is_copied(key) else outside_key(key) for key in keys],
         )
         self._protos[name].name = name
         self._owners[name] = self._owner
+        self._contexts[name] = contexts
 
-    def _is_outside(self, key: Key) -> bool:
-        return key not in self._batch and _tf.graph_parts.name_of(key) not in self._protos
+    def _is_copied(self, key: Key) -> bool:
+        """Whether a tensor is that of a copy, perhaps of one to come, by which a loop hands a value back."""
+        name = _tf.graph_parts.name_of(key)
+        if name in self._protos:
+            return True
+        return self._owner.type in MERGES and any(one.name == key and one.op.type in NEXT for one in self._owner.inputs)
+
+    def _opened(self, name: str, proto: Any, index: int, key: Key) -> Key:
+        """Return what a copy takes in place of an input that is computed from no examples."""
+        assert self._open is not None
+        if self._is_moving(key):
+            return key
+        if not self._is_copied(key):
+            opened = self._open.key(proto.op, index, key)
+            return opened if name != self._owner.name else self._open.number(self._owner, index, opened)
+        producer = _tf.graph_parts.name_of(key)
+        owner = self._owners.get(producer)
+        if owner is None or owner.name != producer:  # what a loop hands back, or of a function
+            return key
+        tensor = owner.outputs[int(key.split(":")[1])]
+        within = self._open.key_within(proto.op, index, tensor)
+        if within is None:
+            return key
+        if proto.op in MERGES and any(one.op.type in NEXT for one in self._owner.inputs):
+            raise NotCopied(f"a loop begins with {tensor.name!r}, which has a row for each example")
+        return self._entered(self._graph.get_tensor_by_name(within), self._contexts[producer])
+
+    def _entered(self, tensor: tf.Tensor, contexts: Sequence[Any]) -> Key:
+        """Return the key of a tensor of the graph within loops and conditionals."""
+        key = str(tensor.name)
+        for number, context in enumerate(contexts):
+            name = f"{_tf.graph_parts.name_of(key)}/into_{self._places.setdefault(context, len(self._places))}"
+            is_loop = _tf.frames.is_loop(context)
+            if name not in self._protos:
+                node = _tf.frames.entrance(context, tensor.dtype)
+                predicate = [] if is_loop else [str(self._aliases.get(context.pred.name) or context.pred.name)]
+                self._add(name, node, [key, *predicate], list(contexts[: number + 1]))
+                self._moving.update([name] if self._is_moving(key) else [])
+            key = f"{name}:{0 if is_loop else int(context.branch)}"
+        return key
 
     def _note_call(self, proto: Any) -> None:
         assigned = self._library.hidden(_tf.graph_parts.Node("", proto.op, [], proto))
         if any(map(_tf.op_walks.is_assignment, assigned)):
-            raise NotChosen(f"{self._owner.name!r} assigns to a variable")
+            raise NotCopied(f"{self._owner.name!r} assigns to a variable")
         if self._owner not in self._calls:
             self._calls.append(self._owner)
 
@@ -247,6 +330,8 @@ class ChosenBranches:
         return _tf.definitions.first_outputs(definition, proto)
 
     def _imported(self) -> Dict[str, tf.Operation]:
+        for name, contexts in self._contexts.items():
+            self._protos[name].input.extend(f"^{other}" for other in self._controls(name, contexts))
         feeds = {
             key: self._graph.get_tensor_by_name(key[len(outside_key("")) :])
             for proto in self._protos.values()
@@ -254,24 +339,66 @@ class ChosenBranches:
             if key.startswith(outside_key(""))
         }
         names = list(self._protos)
-        made = _tf.graph_parts.import_part(self._graph_def, list(self._protos.values()), feeds, names) if names else []
+        protos, suffix = with_own_frames(list(self._protos.values()), self._graph)
+        made = _tf.graph_parts.import_part(self._graph_def, protos, feeds, names) if names else []
         copies = dict(zip(names, made))
         for name, copy in copies.items():
             if name == self._owners[name].name:
                 for output, tensor in zip(copy.outputs, self._owners[name].outputs):
                     output.set_shape(tensor.shape if self._open is None else self._open.shape_of(tensor))
+        self._place_in_contexts(copies, suffix)
         return copies
 
-    def _of_frame(self, frame: Any) -> Conditional:
-        within = [op for op in self._graph.get_operations() if _tf.graphs.outermost_frame(op) is frame]
-        results = {user for op in within for tensor in op.outputs for user in tensor.consumers()} - set(within)
-        has_effects = any(map(_tf.op_walks.changes_variable, within))
-        return Conditional(
-            [self._copies[op.name] for op in within if op.name in self._copies], list(results), has_effects
-        )
+    def _controls(self, name: str, contexts: Sequence[Any]) -> List[str]:
+        """Return the names of the copies for which one waits, so that it belongs to its loop or conditional."""
+        if not contexts:
+            return []
+        waited = self._owners[name].control_inputs if name == self._owners[name].name else []
+        names = [one.name for one in waited if self._contexts.get(one.name)]
+        if names or self._protos[name].op in ENTERS:
+            return names
+        made = [self._protos.get(_tf.graph_parts.name_of(key)) for key in self._protos[name].input]
+        is_free = all(one is not None and one.op in ENTERS and one.attr["is_constant"].b for one in made)
+        # TensorFlow hands constants to every iteration, and what is computed from these alone begins another one.
+        return [_tf.frames.pivot_of(contexts[-1]).name] if is_free else []
 
-    def _of_call(self, call: tf.Operation) -> Conditional:
-        return Conditional([copy for copy, owner in self._sources.items() if owner is call], [call], False)
+    def _place_in_contexts(self, copies: Dict[str, tf.Operation], suffix: str) -> None:
+        """Tell TensorFlow to which loops and conditionals copies belong."""
+        members: Dict[Any, List[str]] = {}
+        for name, contexts in self._contexts.items():
+            exits = contexts[-2:-1] if copies[name].type in ("Exit", "RefExit") else []  # also known around it
+            for context in contexts[-1:] + exits:
+                names = [tensor.name for tensor in copies[name].outputs] or [copies[name].name]
+                members.setdefault(context, []).extend(names)
+
+        def key_of(key: Key) -> Optional[Key]:
+            image = self._aliases.get(key) or key
+            copy = copies.get(_tf.graph_parts.name_of(image))
+            return None if copy is None else str(copy.outputs[int(image.split(":")[1])].name)
+
+        made: Dict[Any, Any] = {}
+        outers = {context: contexts[:-1] for contexts in self._contexts.values() for context in contexts[-1:]}
+        for context, outer in sorted(outers.items(), key=lambda one: len(one[1])):
+            around = made[outer[-1]] if outer else None
+            made[context] = _tf.frames.copied(context, around, context.name + suffix, key_of, members[context])
+
+    def _copied_frames(self) -> List[Frame]:
+        within: Dict[Any, List[tf.Operation]] = {}
+        for op in self._graph.get_operations():
+            within.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
+        frames = []
+        for outermost in self._outermost:
+            ops = within[outermost]
+            results = {user for op in ops for tensor in op.outputs for user in tensor.consumers()} - set(ops)
+            has_effects = any(map(_tf.op_walks.changes_variable, ops))
+            if has_effects and all(self._choice(one) is None for one in _tf.frames.contexts_of(ops[0])[:1]):
+                raise NotCopied(f"{ops[0].name!r} belongs to a loop, or a conditional, that assigns to a variable")
+            copies = [self._copies[op.name] for op in ops if op.name in self._copies]
+            frames.append(Frame(copies, list(results), has_effects))
+        return frames
+
+    def _of_call(self, call: tf.Operation) -> Frame:
+        return Frame([copy for copy, owner in self._sources.items() if owner is call], [call], False)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -293,10 +420,9 @@ class ChosenBranches:
         """Return the original of a copy, or the conditional whose branch it was in; any other operation itself."""
         return self._sources.get(op, op)
 
-    def conditional_of(self, op: tf.Operation) -> Optional[Conditional]:
-        """Return the conditional to which an operation belongs that is no copy, or None."""
-        frame = _tf.graphs.outermost_frame(op)
-        frames = list(self._frames)
-        if frame is not None:
-            return self.conditionals[frames.index(frame)] if frame in self._frames else None
-        return self.conditionals[len(frames) + self._calls.index(op)] if op in self._calls else None
+    def frame_of(self, op: tf.Operation) -> Optional[Frame]:
+        """Return the conditional or loop to which an operation belongs that is no copy, or None."""
+        outermost = _tf.graphs.outermost_frame(op)
+        if outermost is not None:
+            return self.frames[self._outermost.index(outermost)] if outermost in self._outermost else None
+        return self.frames[len(self._outermost) + self._calls.index(op)] if op in self._calls else None

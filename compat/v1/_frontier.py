@@ -115,8 +115,8 @@ def statistics_taken(inside: Inside) -> Dict[Key, List[Edge]]:
 
 def _takes_statistics(inside: Inside, op: tf.Operation) -> bool:
     """Whether an operation is outside, or in a conditional that moves averages."""
-    conditional = None if inside.branches is None else inside.branches.conditional_of(op)
-    return not inside.is_covered(op) or (conditional is not None and conditional.has_effects)
+    frame = None if inside.branches is None else inside.branches.frame_of(op)
+    return not inside.is_covered(op) or (frame is not None and frame.has_effects)
 
 
 def _is_small(tensor: tf.Tensor) -> bool:

@@ -7,8 +7,8 @@ from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
 from accum._engine._part import Key
 from accum._rows import Analysis, Layout, Rows
 from accum._tf import tf
-from accum.compat.v1._chosen_branches import ChosenBranches, Conditional, NotChosen, choosers
-from accum.compat.v1._open_batch import OpenBatch
+from accum.compat.v1._chosen_branches import ChosenBranches, Frame, choosers
+from accum.compat.v1._open_batch import NotCopied, OpenBatch
 
 VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
 STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
@@ -51,7 +51,7 @@ class Inside:
       fed: {key: tensor} of `batch`, and of other rows that are computed once for the whole batch, and cut.
       branches: the `ChosenBranches`, or None.
       of_batch: the operations that are computed from the batch, in the order of their creation.
-      depending: these, and those that depend on the batch but could not be copied.
+      depending: set of these.
       of_variables: the operations that are computed from variables.
       not_constant: those that are computed from anything but constants, not only from shapes.
       before_losses: the operations from which the losses are computed.
@@ -90,8 +90,7 @@ class Inside:
         ]
         ops = _tf.op_walks.reached([op for tensor in self.batch for op in tensor.consumers()], users)
         self.of_batch = sorted(ops if self.branches is None else ops & self.branches.ops, key=_tf.graphs.creation_order)
-        self._left = set() if self.branches is None else self.branches.left
-        self.depending = set(self.of_batch) | self._left
+        self.depending = set(self.of_batch)
         operations = self.graph.get_operations()
         variables = variables_of(self.graph)
         self.of_variables = _tf.op_walks.reached(variables, users)
@@ -129,7 +128,7 @@ class Inside:
             known = rounds[-1].known
             try:
                 rounds.append(cls(losses, batch, outputs, given, count, known))
-            except (ConstantBatch, NotChosen):
+            except (ConstantBatch, NotCopied):
                 break  # what was found before is split all the same
         return max(rounds, key=cls.share)  # the first of equal ones
 
@@ -140,9 +139,11 @@ class Inside:
     def _copied(
         self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], given: Dict[Key, bool]
     ) -> ChosenBranches:
-        of_variables = _tf.op_walks.reached(variables_of(self.graph), _tf.op_walks.users_of(self.graph))
+        users = _tf.op_walks.users_of(self.graph)
+        of_variables = _tf.op_walks.reached(variables_of(self.graph), users)
+        of_batch = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
         opened = None if self.count is None else OpenBatch(batch, self.count, of_variables)
-        return ChosenBranches(losses, batch, given, of_variables, opened)
+        return ChosenBranches(losses, batch, given, of_variables, of_batch, opened)
 
     @property
     def before_losses_as_built(self) -> Set[tf.Operation]:
@@ -175,14 +176,14 @@ class Inside:
             return True
         if self.branches is None:
             return False
-        conditional = self.branches.conditional_of(op)
-        if conditional is None:
+        frame = self.branches.frame_of(op)
+        if frame is None:
             copy = self.branches.copy_of(op)
             return copy in self.ops if copy is not None else op in self.branches.ops
-        return self.is_conditional_inside(conditional)
+        return self.is_frame_inside(frame)
 
-    def is_conditional_inside(self, conditional: Conditional) -> bool:
-        return all(op in self.ops for op in conditional.copies if op in self.depending)
+    def is_frame_inside(self, frame: Frame) -> bool:
+        return all(op in self.ops for op in frame.copies if op in self.depending)
 
     def source(self, op: tf.Operation) -> tf.Operation:
         return op if self.branches is None else self.branches.source(op)
@@ -234,7 +235,7 @@ class Inside:
             except _rows.ConstantBatchSize as error:
                 constant = _tf.op_walks.reached([self.graph.get_operation_by_name(error.operation)], users)
                 if constant.isdisjoint(ops):
-                    raise NotChosen(str(error)) from None
+                    raise NotCopied(str(error)) from None
                 self.constant = self.constant or self.graph.get_operation_by_name(error.operation)
                 ops = [op for op in ops if op not in constant]
 
@@ -296,10 +297,10 @@ class Inside:
         They are random numbers, initial states, and what may look at all examples, such as a gradient of its own.
         """
         for op in self.of_batch:
-            if op in self._behind:
+            if op in self._behind or _tf.graphs.outermost_frame(op) is not None:
                 continue
-            is_whole = op in self.before_losses and _tf.graphs.outermost_frame(op) is None
-            if is_random(op) or op.type in MADE or (is_whole and not self._keeps_apart(op, set())):
+            is_whole = op in self.before_losses and not self._keeps_apart(op, set())
+            if is_random(op) or op.type in MADE or is_whole:
                 self.fed.update((one.name, one) for one in op.outputs if self.analysis.rows(one.name) is not None)
 
     def _proven(self, barriers: Set[tf.Operation]) -> Set[tf.Operation]:
@@ -312,8 +313,10 @@ class Inside:
         if self.ends:
             candidates &= self.before_outputs
         frames = self._frames()
-        if self.branches is None:
-            candidates -= {op for ops in frames if barriers or not self._is_frame_apart(ops) for op in ops}
+        for ops in frames:
+            framed = [op for op in ops if _tf.graphs.outermost_frame(op) is not None]  # not copies of a chosen branch
+            if barriers or not self._is_frame_apart(framed):
+                candidates.difference_update(framed)
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
             wrong |= {op for op in candidates if self._hands_list_on(op, candidates)}
@@ -325,9 +328,9 @@ class Inside:
             candidates -= wrong
 
     def _frames(self) -> List[List[tf.Operation]]:
-        """Return the operations of each loop and conditional of TF 1, or of each chosen branch."""
+        """Return the operations of each loop and conditional of TF 1, and of each chosen branch."""
         if self.branches is not None:
-            return [[op for op in one.copies if op in self.depending] for one in self.branches.conditionals]
+            return [[op for op in one.copies if op in self.depending] for one in self.branches.frames]
         frames: Dict[Any, List[tf.Operation]] = {}
         for op in self.of_batch:
             frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
@@ -374,15 +377,14 @@ class Inside:
         return not any(self.analysis.holds_rows(one.name) or self.analysis.is_count(one.name) for one in op.inputs)
 
     def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
-        """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
+        """Whether a loop or conditional of TF 1 takes no number of examples."""
         for op in ops:
             verdict = self.analysis.verdict(op.name)
             is_of_rows = verdict is not None and verdict.kind == "rows"
             is_mixed = any(self.analysis.is_mixed(one.name) for one in op.inputs)
             if is_of_rows and (is_mixed or self.analysis.counts_taken_by(op.name)):
                 return False
-        is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
-        return is_loop or not any(self._uses_variable(op) for op in ops)
+        return True
 
     def _hands_list_on(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
         """Whether others take what can't be joined: a list, as a loop iterates over, or rows of an unknown layout."""
@@ -416,7 +418,7 @@ class Inside:
         if not self.analysis.is_size(tensor.name) and tensor.op not in self._lengths:
             return False
         frame = _tf.graphs.outermost_frame(tensor.op)
-        if frame is not None and frame is _tf.graphs.outermost_frame(op):
+        if frame is not None and frame == _tf.graphs.outermost_frame(op):
             return False
         if op not in self.ops:  # of a gradient, whose integers are shapes
             return bool(tensor.dtype.is_floating)
@@ -458,7 +460,7 @@ class Inside:
     def using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
         """Return the operations before the losses that use variables, and those of them that are inside."""
         before = [op for op in self.of_batch if op in self.before_losses]
-        using = [op for op in [*before, *self._left] if self._uses_variable(op)]
+        using = [op for op in before if self._uses_variable(op)]
         return using, [op for op in using if op in self.ops]
 
     def share(self) -> float:

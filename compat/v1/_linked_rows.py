@@ -279,13 +279,15 @@ class LinkedRows:
     def _template(self, tensors: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> _Template:
         key = tuple(tensor.name for tensor in [*tensors, *sources])
         if key not in self._templates:
-            upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
-            # One source may be computed from another one, whose gradient it then passes on itself.
-            grads = tf.gradients(tensors, sources, upstream, name="gradients", stop_gradients=self.sources)
-            grads = [
-                tf.convert_to_tensor(grad) if grad is not None and source.name in self._inside.fed else grad
-                for grad, source in zip(grads, sources)
-            ]
+            # In a loop, TensorFlow takes what an operation waits for as data, so that it would be copied, too.
+            with tf.control_dependencies(None):
+                upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
+                # One source may be computed from another one, whose gradient it then passes on itself.
+                grads = tf.gradients(tensors, sources, upstream, name="gradients", stop_gradients=self.sources)
+                grads = [
+                    tf.convert_to_tensor(grad) if grad is not None and source.name in self._inside.fed else grad
+                    for grad, source in zip(grads, sources)
+                ]
             fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
             part = Part(fetches, list(self._inside.fed.values()) + upstream, self._inside.is_taken) if fetches else None
             self._templates[key] = _Template(upstream, grads, part)

@@ -114,7 +114,9 @@ def over_micro_batches(
     def body(number: tf.Tensor, states: List[State]) -> Tuple[tf.Tensor, List[State]]:
         begin = number * size
         examples = tf.minimum(size, total - begin)
-        values = compute(begin, examples)
+        # The loop waits for what the context waits for, the operations in it need not, and those of loops in it can't.
+        with _tf.graphs.in_graph_context(_tf.graphs.current_graph_context()):
+            values = compute(begin, examples)
         return number + 1, [one.update(state, number, examples, values) for one, state in zip(combined, states)]
 
     with _tf.graphs.control_flow_of_tf(1):

@@ -7,6 +7,7 @@ open tensors in place of the batch, and of constants that hold rows, and B times
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
+from accum import _tf
 from accum._engine._part import Key
 from accum._tf import tf
 
@@ -19,6 +20,10 @@ SHAPES = {
     "Slice": 2,
 }
 """{type of an operation: which of its inputs is the shape of its output}"""
+
+
+class NotCopied(Exception):
+    """A part of the graph can't be copied with another number of examples, or with chosen branches."""
 
 
 def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
@@ -50,6 +55,7 @@ class OpenBatch:
 
     Attributes:
       tensors: the open ones, of the batch and of constants that hold rows.
+      keys: of these.
       aliases: {key of a tensor: key of the open one}.
       ops: operations that compute shapes from the number of examples.
     """
@@ -59,8 +65,10 @@ class OpenBatch:
         self._count = count
         self._of_variables = of_variables
         self.tensors: List[tf.Tensor] = []
+        self.keys: Set[Key] = set()
         self.aliases: Dict[Key, Key] = {}
         self.ops: List[tf.Operation] = []
+        self._invariant: Dict[Key, Optional[tf.Tensor]] = {}  # what is computed in a loop, as computed before it
         self._any = tf.compat.v1.placeholder(tf.int32, name="any")
         for tensor in batch:
             self._open(tensor)
@@ -102,6 +110,37 @@ class OpenBatch:
         self.ops += self._graph.get_operations()[before:]
         return str(result.name)
 
+    def key_within(self, kind: str, index: int, tensor: tf.Tensor) -> Optional[Key]:
+        """Return what an operation in a loop takes in place of an input that is computed there, but from no examples.
+
+        Args:
+          kind: the type of the operation.
+          index: which of its inputs it is.
+          tensor: the input.
+
+        Returns:
+          The key of a tensor outside of the loop, or None if nothing has to take the place of the input.
+
+        Raises:
+          NotCopied: there is a row for each example, and perhaps another one each time.
+        """
+        has_rows = self._has_rows(tensor)
+        if not has_rows and SHAPES.get(kind) != index:
+            return None
+        if tensor.name not in self._invariant:
+            self._invariant[tensor.name] = _tf.frames.hoisted(tensor)
+        invariant = self._invariant[tensor.name]
+        if has_rows and invariant is None:
+            raise NotCopied(f"{tensor.name!r} has a row for each example, and may change in a loop")
+        opened = None if invariant is None else self.key(kind, index, invariant.name)
+        return None if invariant is None or opened == invariant.name else opened
+
+    def open_elements(self, proto: Any) -> None:
+        """Let the elements of a tensor array hold any number of examples, given the `NodeDef` of what makes it."""
+        for name in ("element_shape", "element_shape_except0") if proto.op.startswith("TensorArray") else ():
+            for length in proto.attr[name].shape.dim if name in proto.attr else ():
+                length.size = -1 if length.size % self._count == 0 else length.size
+
     def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Return what is known of a shape for any number of examples."""
         if tensor.shape.rank is None:
@@ -113,6 +152,7 @@ class OpenBatch:
         lengths = tensor.shape.as_list()
         opened = tf.compat.v1.placeholder_with_default(tensor, [None, *lengths[1:]], name="open")
         self.tensors.append(opened)
+        self.keys.add(opened.name)
         self.aliases[tensor.name] = opened.name
 
     def _has_rows(self, tensor: tf.Tensor) -> bool:

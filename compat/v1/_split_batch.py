@@ -23,7 +23,7 @@ from accum._engine._trace import Marks
 from accum._tf import Nested, tf
 from accum.compat.v1._barriers import Segmented, segmented
 from accum.compat.v1._batch_in_run import BatchInRun
-from accum.compat.v1._chosen_branches import NotChosen, choosers
+from accum.compat.v1._chosen_branches import choosers
 from accum.compat.v1._frontier import (
     SCOPE,
     Edge,
@@ -36,7 +36,7 @@ from accum.compat.v1._frontier import (
 )
 from accum.compat.v1._inside import ConstantBatch, Inside, is_random
 from accum.compat.v1._linked_rows import LinkedRows, links_of
-from accum.compat.v1._open_batch import constant_count, count_within
+from accum.compat.v1._open_batch import NotCopied, constant_count, count_within
 from accum.compat.v1._shortfall import require_apart, require_before_optimizer, require_gain, require_shapes
 
 CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
@@ -198,7 +198,7 @@ class _Opened:
         for values in [] if count is None else [given] if given else [{}, *_switches(losses, batch)]:
             try:
                 inside = Inside.of(losses, batch, ends, values, count)
-            except NotChosen as reason:
+            except NotCopied as reason:
                 self.reason = self.reason or f"The graph takes {count} examples, a constant, and {reason}."
                 continue
             if given or inside.statistics:
@@ -230,7 +230,7 @@ def _chosen(plain: Inside, given: Optional[Dict[Key, bool]]) -> Inside:
     for values in candidates:
         try:
             inside = plain.with_branches(values)
-        except NotChosen as reason:
+        except NotCopied as reason:
             if given is None:
                 break
             raise ValueError(
@@ -332,8 +332,8 @@ def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
     awaited = {other for op in ops for other in op.control_inputs if not inside.is_covered(other)}
     awaited -= {op for op in awaited if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None}
     awaited -= {tensor.op for tensor in inside.batch}
-    for one in [] if inside.branches is None else inside.branches.conditionals:
-        if one.has_effects and inside.is_conditional_inside(one):
+    for one in [] if inside.branches is None else inside.branches.frames:
+        if one.has_effects and inside.is_frame_inside(one):
             awaited.update(one.results)
     scope = inside.graph.get_name_scope() + "/"
     outlets = {joined.op for joined in rows.joined.values()}

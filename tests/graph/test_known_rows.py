@@ -173,11 +173,12 @@ def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data()
 
 
 @pytest.mark.law("L17")
-def test_why_a_constant_number_of_examples_is_not_split_is_named(control_flow_of_tf_1):
-    """A layer that is left out at random, in a conditional of TensorFlow 1."""
+def test_why_a_constant_number_of_examples_is_not_split_is_named(control_flow_of_tf_2):
+    """A loop of TensorFlow 2, whose body holds the number."""
     with tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, [N, 4], "x")
         hidden = tf.matmul(tf.reshape(x, [N, 4]), weight("kernel", [4, 4]))
-        hidden = tf.cond(tf.random.uniform([]) < 0.3, lambda: hidden, lambda: tf.tanh(tf.reshape(hidden, [N, 4])))
-        with pytest.raises(ValueError, match=f"takes {N} examples, a constant, and 'cond/.*' belongs to a loop"):
+        step = lambda i, hidden: (i + 1, tf.tanh(tf.reshape(hidden, [N, 4])))
+        hidden = tf.while_loop(lambda i, _: i < 3, step, (0, hidden))[1]
+        with pytest.raises(ValueError, match=f"takes {N} examples, a constant, and 'while' has the constant number"):
             accum.compat.v1.split_batch(tf.reduce_mean(hidden**2), x, 3)

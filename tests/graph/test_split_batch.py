@@ -956,14 +956,23 @@ def test_several_tensors_may_say_what_is_training(control_flow):
     assert_same(trained_with_two_switches(6), trained_with_two_switches(N), tolerance=2e-5)
 
 
-def trained_with_two_switches(size):
+@pytest.mark.parametrize("control_flow", [1], indirect=True)
+def test_a_conditional_by_a_tensor_that_is_not_given_stays_one(control_flow):
+    with warned("[accum: not-split]") as texts:
+        ours = trained_with_two_switches(6, 1)
+    assert_same(ours, trained_with_two_switches(None, 1), tolerance=2e-5)
+    assert len(texts) == 1
+
+
+def trained_with_two_switches(size, count=2):
     with tf.Graph().as_default(), tf1.Session() as session:
         tf1.set_random_seed(1)
         images, classes = image_placeholders()
         switches = [tf1.placeholder_with_default(False, [], name) for name in ("training", "dropping")]
         loss, metric = convolutional(lambda x, name: with_two_switches(x, name, *switches))(images, classes)
-        given = dict.fromkeys(switches, True)
-        loss = accum.compat.v1.split_batch(loss, (images, classes), size, given=given)
+        given = dict.fromkeys(switches[:count], True)
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, (images, classes), size, given=given)
         op = tf1.train.AdamOptimizer(0.01, epsilon=1e-3).minimize(loss)
         session.run(tf1.global_variables_initializer())
         feeds, logs = {images: IMAGES, classes: CLASSES}, []
@@ -1002,16 +1011,6 @@ def test_what_is_given_must_be_tensors_and_their_values(given):
     x, y = placeholders()
     with pytest.raises(TypeError, match="`given` must be a dict"):
         accum.compat.v1.split_batch(perceptron(x, y)[0], (x, y), 6, given=given)
-
-
-@pytest.mark.law("L17")
-@pytest.mark.parametrize("control_flow", [1], indirect=True)
-def test_a_conditional_by_a_tensor_that_is_not_given_is_named(control_flow):
-    images, classes = image_placeholders()
-    switches = [tf1.placeholder_with_default(False, []) for _ in range(2)]
-    loss, _ = convolutional(lambda x, name: with_two_switches(x, name, *switches))(images, classes)
-    with pytest.raises(ValueError, match="`given` can't be used"):
-        accum.compat.v1.split_batch(loss, (images, classes), 6, given={switches[0]: True})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -1351,7 +1350,7 @@ def test_a_batch_of_a_constant_size_may_be_normalized_in_a_branch(control_flow):
 
 
 @pytest.mark.law("L17")
-def test_a_loop_over_a_batch_of_a_constant_size_is_named(control_flow):
+def test_a_loop_of_tensorflow_2_over_a_batch_of_a_constant_size_is_named(control_flow_of_tf_2):
     x, y = placeholders(N)
     loss, _ = recurrent(x, y)
     with pytest.raises(ValueError, match="'while.*' only takes a constant one"):

@@ -1,0 +1,302 @@
+"""Loops and conditionals of TensorFlow 1 in graphs that are copied: for one number of examples, or of branches (L21).
+
+Recurrent networks are often built for batches of a constant size, which then stands in loops too: in shapes, in rows
+that are made there, in tensor arrays. What chooses between training and inference may be in a loop, or around one.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from warned import silent
+
+import accum.compat.v1
+
+pytestmark = [pytest.mark.law("L21"), pytest.mark.usefixtures("control_flow_of_tf_1")]
+
+tf1 = tf.compat.v1
+KEYS = tf1.GraphKeys
+RANDOM = np.random.RandomState(0)
+STEPS, N, TIME, FEATURES, UNITS = 3, 8, 5, 4, 6
+X = RANDOM.normal(size=(STEPS, N, TIME, FEATURES)).astype("float32")
+Y = RANDOM.normal(size=(STEPS, N, 1)).astype("float32")
+LENGTHS = RANDOM.randint(1, TIME + 1, size=(STEPS, N)).astype("int32")
+
+
+def weight(name, shape):
+    first = np.random.RandomState(len(name)).normal(size=shape, scale=0.4).astype("float32")
+    return tf1.get_variable(name, shape, initializer=tf1.constant_initializer(first))
+
+
+def cell():
+    kernel = weight("kernel", [FEATURES + UNITS, UNITS])
+    return lambda x, state: tf.tanh(tf.matmul(tf.concat([x, state], 1), kernel))
+
+
+def looped(body, *values):
+    """Run a function of (number, *values) for each time step."""
+    step = lambda i, *values: (i + 1, *body(i, *values))
+    return tf.while_loop(lambda i, *_: i < TIME, step, (0, *values))[1:]
+
+
+# Each gets the batch, its number of examples, and a boolean tensor: whether this is training.
+
+
+def with_shapes(x, n, training):
+    step = cell()
+    body = lambda i, state: (tf.reshape(tf.reshape(step(x[:, i], state), [n * 2, -1]), [n, UNITS]),)
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+def with_lists(x, n, training):
+    step, length = cell(), n if isinstance(n, int) else None
+    array = tf.TensorArray(tf.float32, TIME, element_shape=[length, FEATURES]).unstack(tf.transpose(x, [1, 0, 2]))
+
+    def body(i, state, states):
+        state = tf.reshape(step(array.read(i), state), [n, UNITS])
+        return state, states.write(i, state)
+
+    states = looped(body, tf.zeros([n, UNITS]), tf.TensorArray(tf.float32, TIME, element_shape=[length, UNITS]))[1]
+    return tf.reshape(tf.transpose(states.stack(), [1, 0, 2]), [n, TIME * UNITS])
+
+
+def scanned(x, n, training):
+    step = cell()
+    body = lambda state, x: tf.reshape(step(x, state), [n, UNITS])
+    return tf.scan(body, tf.transpose(x, [1, 0, 2]), initializer=tf.ones([n, UNITS]) * 0.1)[-1]
+
+
+def with_two_states(x, n, training):
+    """As an LSTM: nothing outside of the loop takes the second one, which has a gradient all the same."""
+    step, gate = cell(), weight("gate", [FEATURES, UNITS])
+
+    def body(i, state, memory):
+        memory = memory * tf.sigmoid(tf.matmul(x[:, i], gate)) + step(x[:, i], state)
+        return tf.tanh(memory), memory
+
+    return tf.reshape(looped(body, tf.zeros([n, UNITS]), tf.zeros([n, UNITS]))[0], [n, UNITS])
+
+
+def with_a_loop_in_it(x, n, training):
+    """Whose body takes a weight through both loops."""
+    step, inner = cell(), weight("inner", [UNITS, UNITS])
+
+    def body(i, state):
+        state = step(x[:, i], state)
+        settle = lambda j, other: (j + 1, tf.tanh(tf.matmul(other, inner)) + state)
+        return (tf.while_loop(lambda j, _: j < 2, settle, (0, tf.reshape(state, [n, UNITS])))[1],)
+
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+def left_out_at_random(x, n, training):
+    hidden = tf.matmul(tf.reshape(x, [n, TIME * FEATURES]), weight("kernel", [TIME * FEATURES, UNITS]))
+    for chance in (0.0, 1.0):
+        deeper = lambda hidden=hidden: tf.reshape(tf.tanh(hidden), [n, UNITS])
+        hidden = tf.cond(tf.random.uniform([]) < chance, lambda hidden=hidden: hidden * 2.0, deeper)
+    return hidden
+
+
+def in_every_second_step(x, n, training):
+    """A conditional in a loop, one of whose branches has constants for rows."""
+    step = cell()
+
+    def body(i, state):
+        state = tf.reshape(step(x[:, i], state), [n, UNITS])
+        return (tf.cond(tf.equal(i % 2, 0), lambda: state, lambda: state + tf.ones([n, UNITS]) * 0.3),)
+
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+def chosen_in_the_loop(x, n, training):
+    step = cell()
+
+    def body(i, state):
+        new = step(x[:, i], state)
+        return (tf.cond(training, lambda: new * 0.7 + tf.reshape(state, [n, UNITS]) * 0.3, lambda: new),)
+
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+def before_batch_normalisation(x, n, training):
+    """Which is chosen by a placeholder, and whose averages UPDATE_OPS move."""
+    hidden = tf.matmul(scanned(x, n, training), weight("last", [UNITS, UNITS]))
+    average = tf1.get_variable("average", [UNITS], initializer=tf1.zeros_initializer(), trainable=False)
+    of_batch = lambda: tuple(tf.nn.moments(hidden, [0]))
+    mean, variance = tf.cond(training, of_batch, lambda: (tf.identity(average), tf.ones([UNITS])))
+    tf1.add_to_collection(KEYS.UPDATE_OPS, tf1.assign(average, 0.9 * average + 0.1 * mean))
+    return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+
+
+def made_in_a_loop_in_it(x, n, training):
+    step, inner = cell(), weight("inner", [UNITS, UNITS])
+
+    def body(i, state):
+        state = step(x[:, i], state)
+        settle = lambda j, other: (j + 1, tf.tanh(tf.matmul(other, inner)) + state)
+        other = tf.while_loop(lambda j, _: j < 2, settle, (0, tf.zeros([n, UNITS])))[1]
+        return (tf.reshape(state + other, [n, UNITS]),)
+
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+def in_a_branch(x, n, training):
+    """A loop in a branch that is chosen, and which begins with constants of that branch."""
+    step = cell()
+    body = lambda i, state: (tf.reshape(step(x[:, i], state), [n, UNITS]),)
+    trained = lambda: looped(body, tf.zeros([n, UNITS]))[0] * 2.0
+    return tf.cond(training, trained, lambda: tf.zeros([n, UNITS]))
+
+
+def with_rows_of_another_loop(x, n, training):
+    body = lambda i, rows: (tf.reshape(rows * 0.5 + tf.cast(i, tf.float32) * 0.1, [n, UNITS]),)
+    kernel = weight("kernel", [TIME * FEATURES, UNITS])
+    return tf.matmul(tf.reshape(x, [n, -1]), kernel) * looped(body, tf.ones([n, UNITS]))[0]
+
+
+def chosen_at_random(x, n, training):
+    """Layers with weights of their own in both branches, and a loop in one."""
+    hidden = tf.matmul(tf.reshape(x, [n, TIME * FEATURES]), weight("first", [TIME * FEATURES, UNITS]))
+    step, kernel, bias = cell(), weight("second", [UNITS, UNITS]), weight("bias", [UNITS])
+    body = lambda i, state: (tf.reshape(step(x[:, i], state), [n, UNITS]),)
+    for chance in (0.0, 1.0):
+        in_loop = lambda hidden=hidden: looped(body, hidden)[0] + bias
+        at_once = lambda hidden=hidden: tf.reshape(tf.tanh(tf.matmul(hidden, kernel)), [n, UNITS])
+        hidden = tf.cond(tf.random.uniform([]) < chance, in_loop, at_once)
+    return hidden
+
+
+def with_constants_for_the_next_step(x, n, training):
+    step = cell()
+    body = lambda i, state, last: (tf.reshape(step(x[:, i], state) + last, [n, UNITS]), tf.ones([n, UNITS]) * 0.3)
+    return looped(body, tf.zeros([n, UNITS]), tf.zeros([n, UNITS]))[0]
+
+
+def with_the_batch_for_the_next_step(x, n, training):
+    step, first = cell(), x[:, 0] * 0.5
+    body = lambda i, state, last: (tf.reshape(step(x[:, i] + last, state), [n, UNITS]), x[:, 0])
+    return looped(body, tf.zeros([n, UNITS]), first)[0]
+
+
+OF_ANY_SIZE = [
+    with_shapes,
+    with_lists,
+    scanned,
+    with_two_states,
+    with_a_loop_in_it,
+    left_out_at_random,
+    in_every_second_step,
+    chosen_in_the_loop,
+    before_batch_normalisation,
+    made_in_a_loop_in_it,
+    in_a_branch,
+    with_rows_of_another_loop,
+    chosen_at_random,
+    with_constants_for_the_next_step,
+    with_the_batch_for_the_next_step,
+]
+
+
+def made_in_the_loop(x, n, training):
+    """Rows that are computed there from nothing but constants."""
+    step = cell()
+
+    def body(i, state):
+        places = tf.one_hot(tf.range(n) % UNITS, UNITS) * 0.5
+        return (tf.reshape(step(x[:, i], state) + places + tf.ones([n, 1]), [n, UNITS]),)
+
+    return looped(body, tf.zeros([n, UNITS]))[0]
+
+
+OF_A_CONSTANT_SIZE = [*OF_ANY_SIZE, made_in_the_loop]
+
+
+def trained(program, size, number=N, count=N):
+    """Return (losses, values of all variables), with the loss of other branches last."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [number, TIME, FEATURES])
+        y = tf1.placeholder(tf.float32, [number, 1])
+        training = tf1.placeholder(tf.bool, [])
+        hidden = program(x, number or tf.shape(x)[0], training)
+        hidden = tf.reshape(hidden, [-1, int(hidden.shape[-1])])
+        outputs = tf.matmul(hidden, weight("outputs", [int(hidden.shape[-1]), 1]))
+        loss = tf.sqrt(tf.reduce_mean((outputs - y) ** 2))
+        if size is not None:
+            with silent():
+                loss = accum.compat.v1.split_batch(loss, (x, y), size)
+        with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
+            step = tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        require_gates(tf1.get_default_graph())
+        session.run(tf1.global_variables_initializer())
+        feeds = [{x: X[i, :count], y: Y[i, :count], training: True} for i in range(STEPS)]
+        losses = [session.run([loss, step], feed)[0] for feed in feeds]
+        feeds[0][training] = False
+        losses.append(session.run(loss, feeds[0]))
+        return [*losses, *session.run(tf1.global_variables())]
+
+
+def require_gates(graph):
+    """TensorFlow hands constants to each iteration, also behind the last: what takes nothing else must wait for it."""
+    constant = lambda op: op.type == "Enter" and op.get_attr("is_constant")
+    free = [op for op in graph.get_operations() if op.inputs and all(constant(one.op) for one in op.inputs)]
+    ungated = [op.name for op in free if op.type not in ("Enter", "Switch") and not op.control_inputs]
+    assert not ungated, ungated
+
+
+def assert_same(ours, others):
+    for one, other in zip(ours, others):
+        np.testing.assert_allclose(one, other, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("size", [3, 1])
+@pytest.mark.parametrize("program", OF_A_CONSTANT_SIZE, ids=lambda program: program.__name__)
+def test_a_loop_of_a_constant_number_of_examples_is_split(program, size):
+    whole = trained(program, None)
+    assert_same(trained(program, size), whole)
+
+
+@pytest.mark.parametrize("program", OF_ANY_SIZE, ids=lambda program: program.__name__)
+def test_a_loop_of_any_number_of_examples_is_split_with_what_is_around_it(program):
+    whole = trained(program, None, None)
+    assert_same(trained(program, 3, None), whole)
+    others = trained(program, None, None, count=3)
+    assert max(np.abs(one - other).max() for one, other in zip(whole, others)) > 1e-3
+
+
+def with_waiting(x, n, training):
+    """The optimizer waits for an assignment of what the loop computes."""
+    hidden = scanned(x, n, training)
+    total = tf1.get_variable("total", [], initializer=tf1.zeros_initializer(), trainable=False)
+    tf1.add_to_collection(KEYS.UPDATE_OPS, tf1.assign_add(total, tf.reduce_mean(hidden)))
+    return hidden
+
+
+@pytest.mark.parametrize("number", [N, None], ids=["constant", "any"])
+def test_an_optimizer_may_wait_for_what_is_assigned_once(number):
+    """TensorFlow takes what an operation in a loop waits for as data: it must not be copied into ours."""
+    assert_same(trained(with_waiting, 3, number), trained(with_waiting, None, number))
+
+
+@pytest.mark.law("L17")
+def test_rows_that_may_change_in_a_loop_are_named():
+    def program(x, n, training):
+        step = cell()
+        body = lambda i, state: (step(x[:, i], state) + tf.random.normal([n, UNITS]),)
+        return looped(body, tf.zeros([n, UNITS]))[0]
+
+    with pytest.raises(ValueError, match="'while/random_normal.*' (has a row for each example|draws numbers)"):
+        trained(program, 3)
+
+
+@pytest.mark.law("L17")
+def test_a_loop_that_assigns_is_named():
+    def program(x, n, training):
+        step, count = cell(), tf1.get_variable("count", [], initializer=tf1.zeros_initializer(), trainable=False)
+
+        def body(i, state):
+            with tf.control_dependencies([tf1.assign_add(count, 1.0)]):
+                return (tf.reshape(step(x[:, i], state), [n, UNITS]),)
+
+        return looped(body, tf.zeros([n, UNITS]))[0]
+
+    with pytest.raises(ValueError, match="'while/.*' belongs to a loop, or a conditional, that assigns to a variable"):
+        trained(program, 3)
