@@ -368,9 +368,9 @@ class Inside:
             return False  # as a conditional that chooses between statistics
         if not is_random(op):
             return True
-        drawn, rows = _tf.random_ops.random_op_of(op), self.analysis.rows(op.outputs[0].name)
+        drawn, layout = _tf.random_ops.random_op_of(op), self.analysis.layout(op.outputs[0].name)
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
-        return can_be_cut and rows is not None and rows.axis == 0
+        return can_be_cut and layout is not None and layout.axis == 0 and layout.blocks == 1
 
     def _is_same(self, op: tf.Operation) -> bool:
         """Whether what an operation computes from numbers of the whole batch is the same in each micro-batch."""

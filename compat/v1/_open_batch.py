@@ -35,10 +35,13 @@ def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
 
 def count_within(ops: Iterable[tf.Operation]) -> Optional[int]:
     """Return the number of examples, above 1, that operations make constant which take any; None if it is unclear."""
-    made = [(op.inputs[0].shape, op.outputs[0].shape) for op in ops if op.type == "Reshape"]
+    made = [op for op in ops if op.type in ("Reshape", "Slice")]
     counts: Set[Optional[int]] = set()
-    for old, new in made:
-        if old.rank and old.as_list()[0] is None:
+    for op in made:
+        old, new = op.inputs[0].shape, op.outputs[0].shape
+        if old.rank and old.as_list()[0] is None and op.type == "Slice":
+            counts.update(new.as_list()[:1])
+        elif old.rank and old.as_list()[0] is None:
             numbers, others = new.num_elements(), old[1:].num_elements()
             counts.add(numbers // others if numbers and others and not numbers % others else None)
     counts -= {None, 1}

@@ -54,7 +54,7 @@ def masked_by_the_longest(words, longest, count):
 CUTS = [sliced_to_the_end, sliced_by_the_count, in_strides, in_another_order, masked_by_the_longest]
 
 
-def loss_of(words, classes, cut, count):
+def loss_of(words, classes, cut, count, rate=0.0):
     """Attention over words and their places. One length in its shapes is computed from the batch."""
     words, divisor = cut(words, tf.reduce_max(lengths_of(words)), count)
     longest = tf.reduce_max(lengths_of(words))
@@ -65,6 +65,7 @@ def loss_of(words, classes, cut, count):
     mask = tf.cast(words > 0, tf.float32)
     words_in_all = count * longest  # in a shape that of a micro-batch, elsewhere that of the batch
     flat = tf.matmul(tf.reshape(vectors, [words_in_all, 6]), weight("kernel", [6, 6]))
+    flat = tf1.nn.dropout(flat, rate=rate) if rate else flat
     keys = tf.tanh(tf.reshape(flat, [count, longest, 6])) * (1.0 + 0.01 * tf.cast(words_in_all, tf.float32))
     scores = tf.matmul(keys, vectors, transpose_b=True) - 9.0 * (1.0 - mask)[:, None, :]
     attended = tf.matmul(tf.nn.softmax(scores), vectors) * mask[:, :, None]
@@ -72,12 +73,14 @@ def loss_of(words, classes, cut, count):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits))
 
 
-def trained(cut, size, is_constant, texts=TEXTS, classes=CLASSES):
+def trained(cut, size, is_constant, texts=TEXTS, classes=CLASSES, rate=0.0, count=None):
     """Return ({variable: value}, losses) after three steps on a batch, of a known number of examples or not."""
     with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.set_random_seed(1)
         shape = [N if is_constant else None]
         fed = tf1.placeholder(tf.int32, [*shape, LENGTH], "words"), tf1.placeholder(tf.int32, shape, "classes")
-        loss = loss_of(*fed, cut, N if is_constant else tf.shape(fed[0])[0])
+        count = tf.shape(fed[0])[0] if count is None and not is_constant else N
+        loss = loss_of(*fed, cut, count, rate)
         if size is not None:
             loss = accum.compat.v1.split_batch(loss, fed, size)
         train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(loss)
@@ -95,6 +98,27 @@ def test_a_network_behind_them_is_split(cut, is_constant):
     for name in others:
         np.testing.assert_allclose(values[name], others[name], rtol=0, atol=2e-6, err_msg=name)
     np.testing.assert_allclose(losses, other_losses, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L20")
+def test_dropout_is_that_of_the_batch_where_an_example_has_as_many_numbers_as_the_longest_one():
+    """Only a run knows how many: the mask of words side by side is cut all the same."""
+    results = [trained(in_strides, size, False, rate=0.4) for size in (N, 3, 1)]
+    for values, losses in results[1:]:
+        np.testing.assert_allclose(losses, results[0][1], rtol=0, atol=2e-6)
+        for name in values:
+            np.testing.assert_allclose(values[name], results[0][0][name], rtol=0, atol=2e-6, err_msg=name)
+    assert abs(results[0][1][0] - trained(in_strides, N, False)[1][0]) > 1e-3
+
+
+def test_the_size_of_a_batch_may_be_known_from_what_is_sliced_alone():
+    """As `tf.slice(x, [0, 0], [64, longest])` says it."""
+    with silent():
+        values, losses = trained(sliced_by_the_count, 3, False, count=N)
+    others, other_losses = trained(sliced_by_the_count, None, False)
+    np.testing.assert_allclose(losses, other_losses, rtol=0, atol=2e-6)
+    for name in others:
+        np.testing.assert_allclose(values[name], others[name], rtol=0, atol=2e-6, err_msg=name)
 
 
 def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
