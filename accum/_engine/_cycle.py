@@ -101,7 +101,6 @@ class CycleOps:
         self._listeners = tuple(cycle.listeners)
         self._is_weighted = is_weighted
         self._is_reduced = is_reduced
-        self._is_running = self._plan.reduction == "running_mean"
         self._sums = WeightedSums(cycle.state, self._accumulators, self._plan, self._listeners, is_reduced)
 
     # ------------------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class CycleOps:
     ) -> tf.Tensor:
         """Store a micro-batch that is not the last of its cycle. Returns a tensor to wait for."""
         is_first = is_first_micro_step(micro_step_index)
-        if self._is_running:
+        if self._plan.is_running_mean:
             return self._each(strategy, lambda g, w: self._sums.keep_running(g, w, is_first), grads, weight)
         return tf.cond(
             is_first,
@@ -555,7 +554,7 @@ class Cycle:
             )
         dtype = self.plan.accumulator_dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
-        if self.plan.reduction == "running_mean":
+        if self.plan.is_running_mean:
             _tf.variables.save_mean_over_replicas(total, self.state.weight_sum)
         rows = self.adapter.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)

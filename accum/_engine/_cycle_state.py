@@ -239,7 +239,6 @@ class WeightedSums:
         self._plan = plan
         self._listeners = listeners
         self._is_reduced = is_reduced
-        self._is_running = plan.reduction == "running_mean"
 
     def keep(self, how: str, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> tf.Tensor:
         """Start the sums with a micro-batch, or add it to them; `how` is "start" or "add"."""
@@ -317,7 +316,7 @@ class WeightedSums:
           is_for_all: whether the sums will be added to those of other replicas. A running mean is then converted to
             the sum.
         """
-        if grads is not None and not self._is_running:
+        if grads is not None and not self._plan.is_running_mean:
             factor = self._factor(weight)
             sums = [accumulator.peek(grad, factor, is_first) for accumulator, grad in zip(self._accumulators, grads)]
             return sums, self._weight_so_far(weight, is_first)
@@ -325,7 +324,7 @@ class WeightedSums:
         with tf.control_dependencies(kept):
             sums = [accumulator.stored() for accumulator in self._accumulators]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
-            if is_for_all and self._is_running:  # in float32, so that the sum does not overflow
+            if is_for_all and self._plan.is_running_mean:  # in float32, so that the sum does not overflow
                 sums = [_tf.inner_optimizer.scale_gradient(_gradients.cast(mean, tf.float32), weight) for mean in sums]
             return sums, weight
 
@@ -356,7 +355,7 @@ class WeightedSums:
             return None
         if self._is_reduced:  # the replicas' shares are not summed, so each replica scales its own share up
             return 1.0 / replicas
-        return weight / replicas if self._is_running else None
+        return weight / replicas if self._plan.is_running_mean else None
 
     def clear(self) -> tf.Tensor:
         cleared = [accumulator.clear() for accumulator in self._accumulators]
@@ -567,8 +566,7 @@ class SeenGradients:
 
     def _is_known(self, strategy: tf.distribute.Strategy, micro_steps: int) -> bool:
         """Whether every micro step of this cycle was seen, on all replicas: all of them are in this process."""
-        is_alone = not tf.distribute.has_strategy()
-        has_all = is_alone or strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
+        has_all = not _tf.strategies.has_several_workers(strategy)
         return has_all and self._is_complete and not self._has_traced and self._micro_steps == micro_steps
 
 

@@ -96,6 +96,11 @@ class Plan(NamedTuple):
         return not self.is_schedule and self.accum_steps == 1
 
     @property
+    def is_running_mean(self) -> bool:
+        """Whether accumulators hold means, and never a sum."""
+        return self.reduction == "running_mean"
+
+    @property
     def changes_updates(self) -> bool:
         """Whether the gradient of each update is changed, for which it has to be whole and without a loss scale."""
         return self.transform is not None

@@ -123,11 +123,6 @@ def count() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def is_of_several_workers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether other processes have replicas of the strategy too."""
-    return strategy.num_replicas_in_sync != _tf.strategies.count_local_replicas(strategy)
-
-
 def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
     """Sum an array over the processes of a strategy. All of them call this, between steps.
 
@@ -138,7 +133,7 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.
     Returns:
       A float64 array of that shape.
     """
-    if not is_of_several_workers(strategy):
+    if not _tf.strategies.has_several_workers(strategy):
         return value
     part = tf.constant(value / _tf.strategies.count_local_replicas(strategy), tf.float64)  # each replica adds its part
 

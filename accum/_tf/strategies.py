@@ -64,10 +64,14 @@ def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
     return len(strategy.extended.worker_devices)
 
 
+def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether other processes have replicas of a strategy too."""
+    return strategy.num_replicas_in_sync != count_local_replicas(strategy)
+
+
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes the files of a job: the first worker does, or the only process."""
-    is_alone = strategy.num_replicas_in_sync == count_local_replicas(strategy)
-    return is_alone or bool(strategy.extended.should_checkpoint)
+    return not has_several_workers(strategy) or bool(strategy.extended.should_checkpoint)
 
 
 PACK_BYTES = 8 * 2**20
@@ -78,7 +82,7 @@ def sums_in_packs(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy has several processes that can sum gradients in packs; by default, TensorFlow makes one."""
     if VERSION < (2, 5) or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):  # dies with 2.4
         return False
-    return strategy.num_replicas_in_sync != count_local_replicas(strategy)
+    return has_several_workers(strategy)
 
 
 def options_of_sums(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
@@ -91,4 +95,4 @@ def options_of_sums(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
 
 def has_replicas_of_one_number(strategy: tf.distribute.Strategy) -> bool:
     """Whether the replicas of each worker are numbered from 0, so that numbers don't tell replicas apart."""
-    return VERSION < (2, 4) and strategy.num_replicas_in_sync != count_local_replicas(strategy)  # dies with 2.3
+    return VERSION < (2, 4) and has_several_workers(strategy)  # dies with 2.3

@@ -9,7 +9,7 @@ import numpy as np
 
 from accum._tf.graphs import in_static_graph
 from accum._tf.optimizers import is_legacy_optimizer
-from accum._tf.strategies import per_replica_maker
+from accum._tf.strategies import count_local_replicas, has_several_workers, per_replica_maker
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
@@ -180,9 +180,9 @@ def _sum_over_replicas(strategy: tf.distribute.Strategy, parts: List[tf.Tensor])
 def _restore_over_all_workers(var: Any) -> None:
     """Split a restored sum over the replicas of all workers: TF 2.2 and 2.3 only count one worker's. Dies with 2.3."""
     strategy = tf.distribute.get_strategy()
-    if not tf.distribute.has_strategy() or len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:
+    if not has_several_workers(strategy):
         return
-    share = len(strategy.extended.worker_devices) / strategy.num_replicas_in_sync
+    share = count_local_replicas(strategy) / strategy.num_replicas_in_sync
     gather = var._gather_saveables_for_checkpoint
 
     def shared(factory: Callable[..., Any], **kwargs: Any) -> Any:

@@ -227,7 +227,10 @@ class KerasRun:
                     f"has them for {len(variables)}" if self.accumulates else "accumulates nothing",
                 )
             )
-        grads = [_like_saved(parts_by_number.get(number)) for number in range(len(variables))]
+        grads = [
+            _stand_in(number in parts_by_number, "rows" in parts_by_number.get(number, ()))
+            for number in range(len(variables))
+        ]
         self.wrapper._internals.cycle.build(variables, grads)
 
     def set(self, state):
@@ -253,7 +256,7 @@ class KerasRun:
     def _set_cycle(self, state):
         cycle = self.wrapper._internals.cycle
         variables = [_tf.variables.native(self.variables[index]) for index in self._order]
-        cycle.build(variables, [_like_gradient(state, index) for index in self._order])
+        cycle.build(variables, [_stand_in(index in state.sums, index in state.rows) for index in self._order])
         for index in self.trained:
             accumulator = cycle.accumulator_of(self.variables[index])
             if accumulator is None:
@@ -272,19 +275,7 @@ def _assign(var, value):
     var.assign(tf.cast(tf.constant(value), var.dtype))
 
 
-def _like_saved(parts):
-    """Return the same for the parts of an accumulator in a checkpoint, or for None."""
-    if parts is None:
-        return None
-    return _sparse() if "rows" in parts else 0.0
-
-
-def _like_gradient(state, index):
+def _stand_in(has_sum, has_rows):
     """Return a stand-in for a gradient that makes a cycle create no accumulator, a sparse one or a dense one."""
-    if index not in state.sums:
-        return None
-    return _sparse() if index in state.rows else 0.0
-
-
-def _sparse():
-    return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
+    sparse = tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
+    return None if not has_sum else (sparse if has_rows else 0.0)

@@ -7,7 +7,6 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from accum import _check, _tf
-from accum._engine import _replicas
 from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
 from accum._keras._logging._recorded_sums import StepSums
 from accum._keras._logging._step_recorder import ROWS, StepRecorder
@@ -118,7 +117,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._remove()
         self._optimizer = _only_optimizer(model)
         self._why_none = _reason_for_no_noise_scale(model, self._optimizer)
-        self._has_workers = _replicas.is_of_several_workers(model.distribute_strategy)
+        self._has_workers = _tf.strategies.has_several_workers(model.distribute_strategy)
         self._writes = _tf.strategies.is_chief(model.distribute_strategy)
         self._recorder = StepRecorder(model, self._optimizer, self._end)
         self._recorder.attach()

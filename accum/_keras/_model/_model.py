@@ -522,8 +522,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
         Scalars have none, so they get one.
         """
-        strategy = self.distribute_strategy
-        if strategy.num_replicas_in_sync == _tf.strategies.count_local_replicas(strategy):
+        if not _tf.strategies.has_several_workers(self.distribute_strategy):
             return super()._make_function(step_function)
 
         def on_replica(data: Data) -> Nested:

@@ -5,6 +5,7 @@ optimizer that is wrapped.
 """
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -171,10 +172,8 @@ class GradientAccumulateOptimizer:
             return self._micro_step(listed, weight, is_reduced)
         with train_step.calling(self, listed):
             if train_step.collector is not None:
-                options = {"skip_gradients_aggregation": is_reduced}
-                train_step.collector.take(
-                    self, user_pairs, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
-                )
+                apply = functools.partial(self.apply_gradients, skip_gradients_aggregation=is_reduced)
+                train_step.collector.take(self, user_pairs, weight, apply)
                 return self._returned(None)
             if not listed:  # Keras also trains models without trainable weights
                 return self._returned(None)
@@ -198,9 +197,6 @@ class GradientAccumulateOptimizer:
             return self._apply_passthrough(listed, is_reduced)
         self._internals.warn_of_changed_gradients([grad for grad, _ in listed if grad is not None])
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced, tell))
-
-    def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:
-        return self.apply_gradients(grads_and_vars, weight=weight, **options)
 
     def minimize(
         self,

@@ -232,7 +232,7 @@ class AutoSizedSteps:
 
     def _is_alone(self) -> bool:
         """Whether all replicas are those of this process."""
-        return self._strategy.num_replicas_in_sync == _tf.strategies.count_local_replicas(self._strategy)
+        return not _tf.strategies.has_several_workers(self._strategy)
 
     def _is_possible_everywhere(self, is_possible: bool) -> bool:
         """Whether something is possible on all workers."""

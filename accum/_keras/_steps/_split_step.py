@@ -290,7 +290,7 @@ class SplitStep:
             pairs = call.optimizer._hand_back(pairs)
         with _step_context.entering(self._model, optimizers=[call.optimizer], overlaps=self._overlaps, parts=parts):
             if call.has_own_weight:
-                call.apply(pairs, weight)
+                call.apply(pairs, weight=weight)
                 return
             current = self._model._accum.weight.begin(weight) if is_weighted else None
             with internals_of(call.optimizer).weighing(current):

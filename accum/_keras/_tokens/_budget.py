@@ -196,15 +196,14 @@ class TokenBatches(MicroBatches):
 
 def trim(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
     """Return the first `length` entries along axis 1."""
-    part = leaf[:, :length]
-    if not tf.executing_eagerly():  # whatever TensorFlow can tell of this micro-batch, others have another length
-        part = tf.slice(leaf, tf.stack([0, 0] + [0] * (leaf.shape.rank - 2)), _sizes(leaf, length))
-        part.set_shape([None, None] + leaf.shape.as_list()[2:])
+    if tf.executing_eagerly():
+        return leaf[:, :length]
+    others = [-1] * (
+        leaf.shape.rank - 2
+    )  # whatever TensorFlow can tell of this micro-batch, others have another length
+    part = tf.slice(leaf, tf.zeros(leaf.shape.rank, tf.int32), tf.stack([-1, length, *others]))
+    part.set_shape([None, None] + leaf.shape.as_list()[2:])
     return part
-
-
-def _sizes(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-    return tf.stack([-1, length] + [-1] * (leaf.shape.rank - 2))
 
 
 def _is_token(lengths: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
