@@ -7,8 +7,9 @@ forgets these in copies of operations. None of it has public names. Dies with `t
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from accum._tf.graph_parts import import_part, node_of, placed
-from accum._tf.graphs import in_graph_context
-from accum._tf.op_walks import ENTRANCES, ancestors, entered
+from accum._tf.graphs import in_graph_context, is_within_loop
+from accum._tf.op_walks import ENTRANCES, SWITCHES, ancestors, entered, sources_of
+from accum._tf.random_ops import STATEFUL_DRAWS
 from accum._tf.version import tf
 
 Context = Any
@@ -69,7 +70,8 @@ def hoisted(tensor: tf.Tensor) -> Optional[tf.Tensor]:
     tensor = entered(tensor)
     before = ancestors([tensor.op], sources=lambda op: [one.op for one in op.inputs if contexts_of(op)])
     ops = [op for op in before if contexts_of(op) and op.type not in ENTRANCES]
-    if any(op.type in _CHANGING or op.op_def.is_stateful for op in ops):
+    changing = [op for op in ops if op.type in _CHANGING or op.op_def.is_stateful]
+    if any(op.type not in STATEFUL_DRAWS or is_within_loop(op) for op in changing):
         return None
     if not ops:
         return tensor
@@ -85,6 +87,13 @@ def hoisted(tensor: tf.Tensor) -> Optional[tf.Tensor]:
         (made,) = import_part(versions, protos, feeds, [tensor.name])
     made.set_shape(tensor.shape)
     return made
+
+
+def is_of_one_branch(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is only computed if one branch of a conditional is."""
+    ends = ("Merge", "RefMerge", "Exit", "RefExit")
+    before = ancestors([tensor.op], sources=lambda op: [] if op.type in ends else sources_of(op))
+    return any(op.type in SWITCHES for op in before)
 
 
 def copied(

@@ -217,9 +217,8 @@ class ChosenBranches:
         is_list = bool(self._outermost) and _tf.graphs.makes_container(self._owner)  # which each loop fills
         if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within or is_list):
             return
-        if self._owner not in self._of_variables and (
-            proto.op in _tf.random_ops.STATEFUL_DRAWS or "PyFunc" in proto.op
-        ):
+        is_drawn = proto.op in _tf.random_ops.STATEFUL_DRAWS or "PyFunc" in proto.op
+        if is_drawn and not self._is_behind_variables(self._owner):
             raise NotCopied(f"{name!r} draws numbers, or runs Python, before anything uses a variable")
         if _tf.op_walks.is_assignment(proto.op) or _tf.op_walks.changes_variable(self._owner):
             if is_within:
@@ -237,6 +236,18 @@ class ChosenBranches:
         self._add(name, proto, keys, contexts)
         if self._open is not None:
             self._open.open_elements(self._protos[name])
+
+    def _is_behind_variables(self, op: tf.Operation) -> bool:
+        """Whether what is computed from examples and an operation is computed from variables, too."""
+        stack, done = [op], {op}
+        while stack:
+            one = stack.pop()
+            if one not in self._of_variables and (one in self._of_batch or not self._is_in_frame(one)):
+                return False
+            users = [user for tensor in one.outputs for user in tensor.consumers() if one not in self._of_variables]
+            stack += [user for user in users if user not in done]
+            done.update(users)
+        return True
 
     def _add(self, name: str, proto: Any, keys: Sequence[Key], contexts: List[Any]) -> None:
         self._protos[name] = _tf.graph_parts.placed(
@@ -259,15 +270,20 @@ class ChosenBranches:
         assert self._open is not None
         if self._is_moving(key):
             return key
+        is_state = proto.op in ENTERS and any(
+            one.op.type in NEXT and one.op in self._of_batch
+            for merge in self._owner.outputs[0].consumers()
+            for one in merge.inputs
+        )
         if not self._is_copied(key):
-            opened = self._open.key(proto.op, index, key)
+            opened = self._open.key(proto.op, index, key, is_state)
             return opened if name != self._owner.name else self._open.number(self._owner, index, opened)
         producer = _tf.graph_parts.name_of(key)
         owner = self._owners.get(producer)
         if owner is None or owner.name != producer:  # what a loop hands back, or of a function
             return key
         tensor = owner.outputs[int(key.split(":")[1])]
-        within = self._open.key_within(proto.op, index, tensor)
+        within = self._open.key_within(proto.op, index, tensor, is_state)
         if within is None:
             return key
         if proto.op in MERGES and any(one.op.type in NEXT for one in self._owner.inputs):

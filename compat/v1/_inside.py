@@ -309,7 +309,7 @@ class Inside:
         Args:
           barriers: operations that compute statistics of the batch, which are known where they are used.
         """
-        candidates = {op for op in self.of_batch if self._keeps_apart(op, barriers)}
+        candidates = {op for op in self.of_batch if self._keeps_apart(op, barriers)} - self._of_one_branch()
         if self.ends:
             candidates &= self.before_outputs
         frames = self._frames()
@@ -326,6 +326,22 @@ class Inside:
             if not wrong:
                 return candidates
             candidates -= wrong
+
+    def _of_one_branch(self) -> Set[tf.Operation]:
+        """Return what is computed in one branch alone but belongs to none, as gradients in a loss are.
+
+        Nothing could be joined of it in a run of the other branch.
+        """
+        found: Set[tf.Operation] = set()
+        switches: Set[tf.Operation] = set()
+        for op in self.of_batch:
+            if _tf.graphs.outermost_frame(op) is None and op.type not in ("Merge", "RefMerge"):
+                before = [one for one in _tf.op_walks.sources_of(op) if _tf.graphs.outermost_frame(one) is None]
+                entrances = {one for one in before if one.type in _tf.op_walks.SWITCHES}
+                if entrances or not found.isdisjoint(before):
+                    found.add(op)
+                    switches |= entrances
+        return found | switches
 
     def _frames(self) -> List[List[tf.Operation]]:
         """Return the operations of each loop and conditional of TF 1, and of each chosen branch."""

@@ -26,6 +26,10 @@ class NotCopied(Exception):
     """A part of the graph can't be copied with another number of examples, or with chosen branches."""
 
 
+INDICES = ("TensorArrayGatherV3", "TensorArrayScatterV3")
+"""Types of operations whose second input says which elements of a list they take or make."""
+
+
 def constant_count(batch: Sequence[tf.Tensor]) -> Optional[int]:
     """Return the number of examples, above 1, if it is a constant in some tensors, and the same one in all of these."""
     counts = {tensor.shape.as_list()[0] for tensor in batch} - {None}
@@ -76,19 +80,20 @@ class OpenBatch:
         for tensor in batch:
             self._open(tensor)
 
-    def key(self, kind: str, index: int, key: Key) -> Key:
+    def key(self, kind: str, index: int, key: Key, is_state: bool = False) -> Key:
         """Return what an operation on examples takes in place of an input that is computed from none of them.
 
         Args:
           kind: the type of the operation.
           index: which of its inputs it is.
           key: that of the input.
+          is_state: whether a loop begins with it, and hands back what is computed from the examples.
         """
-        if key not in self.aliases:
+        if key not in self.aliases and not (kind in INDICES and index == 1):
             tensor = self._graph.get_tensor_by_name(key)
             if SHAPES.get(kind) == index:
                 self.aliases[key] = self._shape(tensor)
-            elif self._has_rows(tensor):
+            elif self._has_rows(tensor, is_state):
                 self._open(tensor)
         return self.aliases.get(key, key)
 
@@ -113,13 +118,14 @@ class OpenBatch:
         self.ops += self._graph.get_operations()[before:]
         return str(result.name)
 
-    def key_within(self, kind: str, index: int, tensor: tf.Tensor) -> Optional[Key]:
+    def key_within(self, kind: str, index: int, tensor: tf.Tensor, is_state: bool = False) -> Optional[Key]:
         """Return what an operation in a loop takes in place of an input that is computed there, but from no examples.
 
         Args:
           kind: the type of the operation.
           index: which of its inputs it is.
           tensor: the input.
+          is_state: as for `key`.
 
         Returns:
           The key of a tensor outside of the loop, or None if nothing has to take the place of the input.
@@ -127,15 +133,15 @@ class OpenBatch:
         Raises:
           NotCopied: there is a row for each example, and perhaps another one each time.
         """
-        has_rows = self._has_rows(tensor)
-        if not has_rows and SHAPES.get(kind) != index:
+        has_rows = self._has_rows(tensor, is_state)
+        if (not has_rows and SHAPES.get(kind) != index) or (kind in INDICES and index == 1):
             return None
         if tensor.name not in self._invariant:
             self._invariant[tensor.name] = _tf.frames.hoisted(tensor)
         invariant = self._invariant[tensor.name]
         if has_rows and invariant is None:
             raise NotCopied(f"{tensor.name!r} has a row for each example, and may change in a loop")
-        opened = None if invariant is None else self.key(kind, index, invariant.name)
+        opened = None if invariant is None else self.key(kind, index, invariant.name, is_state)
         return None if invariant is None or opened == invariant.name else opened
 
     def open_elements(self, proto: Any) -> None:
@@ -158,14 +164,18 @@ class OpenBatch:
         self.keys.add(opened.name)
         self.aliases[tensor.name] = opened.name
 
-    def _has_rows(self, tensor: tf.Tensor) -> bool:
+    def _has_rows(self, tensor: tf.Tensor, is_state: bool) -> bool:
         """Whether a tensor holds one row for each example, such as the initial state of a recurrent network.
 
-        Vectors of constants, such as the order of axes, do not.
+        Other vectors of constants, such as the order of axes, do not.
         """
-        is_made = tensor.op.type != "Const" or (tensor.shape.rank or 0) > 1
+        is_made = tensor.op.type != "Const" or (tensor.shape.rank or 0) > 1 or is_state
         is_long = bool(tensor.shape.rank) and tensor.shape.as_list()[0] == self._count
-        return is_made and is_long and tensor.op not in self._of_variables and tensor.dtype.base_dtype == tensor.dtype
+        is_made = is_made and tensor.op not in self._of_variables and tensor.dtype.base_dtype == tensor.dtype
+        # The batch of each run is computed, and nothing that is only computed in some runs can be a part of it.
+        return (
+            is_made and is_long and not (_tf.frames.is_of_one_branch(tensor) and not _tf.frames.contexts_of(tensor.op))
+        )
 
     def _shape(self, tensor: tf.Tensor) -> Key:
         """Return the key of a shape whose first number depends on the number of examples, or of the shape itself."""

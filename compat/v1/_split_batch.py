@@ -156,6 +156,9 @@ def _planned(
     given: Optional[Dict[Key, bool]],
 ) -> Inside:
     """Return what is inside where most of the graph is."""
+    links = links_of(losses[0].graph)
+    if any(op.name in links for op in _tf.op_walks.ancestors([loss.op for loss in losses])):
+        return Inside.of(losses, batch, ends)  # what an earlier call has split is not copied
     count = constant_count(batch)
     opened = _Opened(losses, batch, ends, given, count)
     if opened.inside is not None:

@@ -7,7 +7,7 @@ that are made there, in tensor arrays. What chooses between training and inferen
 import numpy as np
 import pytest
 import tensorflow as tf
-from warned import silent
+from warned import silent, warned
 
 import accum.compat.v1
 
@@ -177,7 +177,29 @@ def with_the_batch_for_the_next_step(x, n, training):
     return looped(body, tf.zeros([n, UNITS]), first)[0]
 
 
+def with_a_number_for_each_example(x, n, training):
+    """As the probability of a sequence, which begins as a vector of constants."""
+    step = cell()
+
+    def body(i, state, total):
+        state = tf.reshape(step(x[:, i], state), [n, UNITS])
+        return state, total + 0.1 * tf.reduce_mean(state**2, 1)
+
+    state, total = looped(body, tf.zeros([n, UNITS]), tf.zeros([n]))
+    return state + tf.reshape(total, [n, 1])
+
+
+def with_a_gradient_through_a_branch(x, n, training):
+    kernel = weight("kernel", [TIME * FEATURES, UNITS])
+    flat = tf.reshape(x, [n, TIME * FEATURES])
+    hidden = tf.tanh(tf.matmul(flat, kernel))
+    other = weight("other", [UNITS, UNITS])
+    hidden = tf.cond(tf.random.uniform([]) < 1.0, lambda: tf.tanh(tf.matmul(hidden, other)), lambda: hidden)
+    return tf.reshape(hidden, [n, UNITS]) + tf.reduce_mean(tf.gradients(hidden, flat)[0] ** 2, 1, keepdims=True)
+
+
 OF_ANY_SIZE = [
+    with_a_number_for_each_example,
     with_shapes,
     with_lists,
     scanned,
@@ -208,6 +230,7 @@ def made_in_the_loop(x, n, training):
 
 
 OF_A_CONSTANT_SIZE = [*OF_ANY_SIZE, made_in_the_loop]
+HARDLY_SPLIT = [with_a_gradient_through_a_branch]
 
 
 def trained(program, size, number=N, count=N):
@@ -221,7 +244,7 @@ def trained(program, size, number=N, count=N):
         outputs = tf.matmul(hidden, weight("outputs", [int(hidden.shape[-1]), 1]))
         loss = tf.sqrt(tf.reduce_mean((outputs - y) ** 2))
         if size is not None:
-            with silent():
+            with warned() if program in HARDLY_SPLIT else silent():
                 loss = accum.compat.v1.split_batch(loss, (x, y), size)
         with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
             step = tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
@@ -274,6 +297,66 @@ def with_waiting(x, n, training):
 def test_an_optimizer_may_wait_for_what_is_assigned_once(number):
     """TensorFlow takes what an operation in a loop waits for as data: it must not be copied into ours."""
     assert_same(trained(with_waiting, 3, number), trained(with_waiting, None, number))
+
+
+@pytest.mark.parametrize("number", [N, None], ids=["constant", "any"])
+@pytest.mark.parametrize("program", HARDLY_SPLIT, ids=lambda program: program.__name__)
+def test_what_is_hardly_split_is_exact(program, number):
+    """Such as gradients of one branch, which are in no branch: nothing can be joined of them in a run of the other."""
+    assert_same(trained(program, 3, number), trained(program, None, number))
+
+
+def test_there_may_be_as_many_time_steps_as_examples():
+    def gradients(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [N, N, FEATURES])
+            step = cell()
+            states = tf.scan(lambda state, x: step(x, state), tf.transpose(x, [1, 0, 2]), tf.zeros([N, UNITS]))
+            loss = tf.sqrt(tf.reduce_mean(tf.transpose(states, [1, 0, 2]) ** 2))
+            if size is not None:
+                with silent():
+                    loss = accum.compat.v1.split_batch(loss, x, size)
+            (grad,) = tf.gradients(loss, tf1.trainable_variables())
+            session.run(tf1.global_variables_initializer())
+            data = np.random.RandomState(1).normal(size=[N, N, FEATURES])
+            return session.run([loss, tf.convert_to_tensor(grad)], {x: data})
+
+    assert_same(gradients(3), gradients(None))
+
+
+def test_two_losses_of_a_constant_number_may_be_passed_one_after_the_other():
+    def gradients(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [N, TIME, FEATURES])
+            hidden = with_shapes(x, N, None)
+            losses = [tf.sqrt(tf.reduce_mean(hidden**2)), tf.reduce_max(hidden)]
+            if size is not None:
+                losses = [accum.compat.v1.split_batch(loss, x, size) for loss in losses]
+            grads = [tf.convert_to_tensor(tf.gradients(loss, tf1.trainable_variables())[0]) for loss in losses]
+            session.run(tf1.global_variables_initializer())
+            return session.run(losses + grads, {x: X[0]})
+
+    assert_same(gradients(3), gradients(None))
+
+
+@pytest.mark.law("L20")
+def test_dropout_in_a_branch_is_that_of_the_batch():
+    def losses(size, rate=0.4):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            tf1.set_random_seed(1)
+            x = tf1.placeholder(tf.float32, [N, FEATURES])
+            hidden = tf.reshape(tf.matmul(x, weight("kernel", [FEATURES, UNITS])), [N, UNITS])
+            dropped = lambda: tf1.nn.dropout(hidden, rate=rate) if rate else tf.identity(hidden)
+            hidden = tf.cond(tf.random.uniform([]) < 1.0, dropped, lambda: hidden)
+            loss = accum.compat.v1.split_batch(tf.sqrt(tf.reduce_mean(hidden**2)), x, size)
+            session.run(tf1.global_variables_initializer())
+            return [session.run(loss, {x: X[0, :, 0]}) for _ in range(2)]
+
+    whole = losses(N)
+    assert_same(losses(3), whole)
+    assert_same(losses(1), whole)
+    assert abs(whole[0] - whole[1]) > 1e-3
+    assert abs(whole[0] - losses(N, rate=0.0)[0]) > 1e-3
 
 
 @pytest.mark.law("L17")
