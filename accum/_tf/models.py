@@ -8,7 +8,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from accum._tf import patches
-from accum._tf.layers import comes_with_keras
+from accum._tf.layers import comes_with_keras, is_stateful_rnn
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
@@ -240,6 +240,13 @@ def untracked_variables(model: tf.keras.Model) -> List[tf.Variable]:
                 if isinstance(part, tf.Variable) and id(part) not in listed:
                     found[id(part)] = part
     return list(found.values())
+
+
+def states_of_rnns(model: tf.keras.Model) -> List[tf.Variable]:
+    """Return the states with which recurrent layers go on from batch to batch."""
+    stateful = filter(is_stateful_rnn, layers_of(model))
+    states = [part for layer in stateful for part in tf.nest.flatten([vars(layer).get(name) for name in _STATES_OF_KERAS])]
+    return [state for state in states if state is not None]
 
 
 def rank_of_input(layer: tf.keras.layers.Layer) -> Optional[int]:

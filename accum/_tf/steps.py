@@ -311,6 +311,21 @@ def added_losses(model: tf.keras.Model) -> List[Any]:
     return [loss for layer in layers for loss in getattr(layer, "_eager_losses", ())]
 
 
+@contextlib.contextmanager
+def keeping_added_losses(model: tf.keras.Model) -> Iterator[None]:
+    """Let layers have the losses again, after this context, that this replica has added before it.
+
+    Where a replica waits for others, those run, each in a thread of its own. In Keras 3, the threads share a list of
+    the losses of a layer, and a call clears it; in Keras 2, each has its own.
+    """
+    layers = [model] + layers_of(model) if IS_KERAS_3 else []
+    before = [(layer, layer._get_own_losses()) for layer in layers]
+    yield
+    for layer, losses in before:
+        layer._losses.clear()
+        layer._losses.extend(losses)
+
+
 def is_summed(loss: Any) -> bool:
     """Whether Keras adds up a loss that a layer has added, which may have one entry for each example."""
     return tf.TensorShape(getattr(loss, "shape", ())).rank != 0

@@ -86,6 +86,7 @@ class StateWatch:
     def _held_elsewhere(self, variables: Sequence[tf.Variable]) -> List[tf.Variable]:
         """Return those of `variables` that no attribute of the model or of a layer holds, such as a global average."""
         known = [*self._variables, *_expected(self._model), *_tf.steps.seeds_without_model()]
+        known += _tf.models.states_of_rnns(self._model)
         for layer in filter(_tf.batch_norm.is_accumulating, _tf.batch_norm.batch_norms_in(self._model)):
             known += [var for place in layer.accum_statistics.places for var in [*place.latest, *place.total]]
         weight = self._model._accum.weight.variable

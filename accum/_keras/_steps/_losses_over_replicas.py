@@ -13,6 +13,7 @@ class ReplicaLosses:
     """Computes losses on one replica during one step, over the outputs of all replicas of its group.
 
     Args:
+      model: the model whose layers may have added losses.
       group_size: the number of replicas in a group.
       weight: function that returns the weight of this replica's batch, or None for 1.
 
@@ -20,7 +21,8 @@ class ReplicaLosses:
       is_used: whether a loss has been computed.
     """
 
-    def __init__(self, group_size: int, weight: Callable[[], Optional[Scalar]]) -> None:
+    def __init__(self, model: tf.keras.Model, group_size: int, weight: Callable[[], Optional[Scalar]]) -> None:
+        self._model = model
         self._group_size = group_size
         self._weight = weight
         self._has_gathered = False
@@ -74,7 +76,9 @@ class ReplicaLosses:
         gathered: List[Leaf] = list(leaves) + masks
         indices = [index for index, leaf in enumerate(gathered) if _has_axis(leaf)]
         tensors = [tf.convert_to_tensor(gathered[index]) for index in indices]
-        for index, tensor in zip(indices, rows_of_group(tensors, self._group_size, self._weight)):
+        with _tf.steps.keeping_added_losses(self._model):
+            rows = rows_of_group(tensors, self._group_size, self._weight)
+        for index, tensor in zip(indices, rows):
             gathered[index] = tensor
         for tensor, mask in zip(gathered, gathered[len(leaves) :]):
             if mask is not None:

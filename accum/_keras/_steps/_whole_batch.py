@@ -417,7 +417,7 @@ class WholeBatchCalls:
         groups = {name: _check.group_size(sizes[name], _replicas.count()) for name in model._accum.whole_batch}
         self._group_size = groups.get("batch_norm", 1)
         self._loss_group = groups.get("loss", 1)
-        self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
+        self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(model, self._loss_group, weight)
         self._is_within = False
         self._numbers: Dict[int, int] = {}  # id of a layer: how often it has been called
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -505,20 +505,21 @@ class WholeBatchCalls:
         others = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if not is_watched]
         others = tf.nest.flatten(others, expand_composites=True)  # a sparse tensor is its values and others
         others += [outside for outside, _ in segments.graph.trace.captures if outside.dtype != tf.resource]
-        whole, losses = whole_call(
-            segments,
-            batch,
-            self._size,
-            traced.variables,
-            [leaf for leaf in others if tf.is_tensor(leaf) and is_differentiable(leaf)],
-            _tf.steps.is_compiled_by_xla(self._model),
-            self._group_size,
-            self._weight,
-            self._draws,
-            watched,
-        )
+        with _tf.steps.keeping_added_losses(self._model):  # of other layers
+            whole, losses = whole_call(
+                segments,
+                batch,
+                self._size,
+                traced.variables,
+                [leaf for leaf in others if tf.is_tensor(leaf) and is_differentiable(leaf)],
+                _tf.steps.is_compiled_by_xla(self._model),
+                self._group_size,
+                self._weight,
+                self._draws,
+                watched,
+            )
+            losses = self._as_shares(traced.losses(whole, losses), batch)
         warn_of_moved(self._model, segments.graph.moved)
-        losses = self._as_shares(traced.losses(whole, losses), batch)
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
 
