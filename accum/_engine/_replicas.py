@@ -171,6 +171,8 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
       group_size: the number of replicas in a group, which divides the number of replicas. Replicas 0 to n - 1 are the
         first group of n, and so on.
     """
+    if group_size == 1:
+        return list(values)  # not by TensorFlow, which would keep the graph of the sum for ever
     context = tf.distribute.get_replica_context()
     if group_size == count():
         return context.all_reduce(SUM, list(values))

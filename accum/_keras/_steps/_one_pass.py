@@ -50,13 +50,14 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
     functions = [one for one in losses + metrics if not (_tf.losses.is_of_keras(one) or _is_declared_apart(one))]
     if functions and len(tf.nest.flatten(y)) != 1:
         return f"a loss or metric of your own with several targets ({_check.shown(list(map(name_of, functions)))})"
-    was_built = model.built  # Keras 2 says so of a subclassed model before its `call` has run
+    is_built = model.built  # Keras 2 says so of a subclassed model before its `call` has run
     try:
-        if not was_built:
+        if not is_built:
             _build(model, x, is_training)  # by the batch as it is
+            is_built = True
         return _Call(model, x, y, is_training, functions, losses, metrics).what_meets()
     except Exception as error:  # what can't be traced isn't proven; the step itself raises what is wrong with it
-        if not (was_built or model.run_eagerly):
+        if not (is_built or model.run_eagerly):
             raise  # what the user has to see
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
 
