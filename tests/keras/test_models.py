@@ -38,6 +38,9 @@ def filled(model):
             value = scale * random.normal(size=value.shape)
         values.append(value)
     model.set_weights(values)
+    for layer in model.layers:
+        if hasattr(layer, "finalize_state") and layer.weights:  # Keras 3 makes its constants of them only in loading
+            layer.finalize_state()
     return model
 
 
