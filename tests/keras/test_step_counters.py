@@ -141,14 +141,14 @@ def test_schedule_of_accum_steps_follows_the_global_step():
     with tf.Graph().as_default(), tf1.Session() as session:
         step = tf1.train.get_or_create_global_step()
         variable = tf1.get_variable("w", initializer=[0.0])
-        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), {0: 1, 2: 3})
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), {0: 1, 2: 3, 3: 2})
         train_op = optimizer.apply_gradients([(tf.ones([1]), variable)], step)
         session.run(tf1.global_variables_initializer())
         steps = []
         for _ in range(8):
             session.run(train_op)
             steps.append(int(session.run(step)))
-        assert steps == [1, 2, 2, 2, 3, 3, 3, 4]
+        assert steps == [1, 2, 2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.law("L17")
