@@ -306,14 +306,16 @@ class Seeing(layers.Layer):
 
 
 class KeepsMetric(tf.keras.Model):
-    """Its `call` updates a metric that is an attribute of the model itself, and of a layer."""
+    """Its `call` updates a metric of the model itself, and one that is an attribute of a layer, too."""
 
     def __init__(self):
         super().__init__()
         self.net, self.seen = dense(5, 5), tf.keras.metrics.Mean(name="seen")
         self.seeing = Seeing(self.seen)  # so the metric is found twice
+        self.own = tf.keras.metrics.Mean(name="own")
 
     def call(self, inputs):
+        self.own.update_state(tf.reduce_mean(inputs))
         return self.net(self.seeing(inputs))
 
 
@@ -326,7 +328,7 @@ class KeepsMetricInStep(Steps):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.net(data) - data) ** 2)
         self.update(self.first, tape, loss, self.net.trainable_variables)
-        return {"loss": loss, "seen": self.net.seen.result()}
+        return {"loss": loss, "seen": self.net.seen.result(), "own": self.net.own.result()}
 
 
 class BuiltInTrace(Steps):
