@@ -245,7 +245,9 @@ def untracked_variables(model: tf.keras.Model) -> List[tf.Variable]:
 def states_of_rnns(model: tf.keras.Model) -> List[tf.Variable]:
     """Return the states with which recurrent layers go on from batch to batch."""
     stateful = filter(is_stateful_rnn, layers_of(model))
-    states = [part for layer in stateful for part in tf.nest.flatten([vars(layer).get(name) for name in _STATES_OF_KERAS])]
+    states = [
+        part for layer in stateful for part in tf.nest.flatten([vars(layer).get(name) for name in _STATES_OF_KERAS])
+    ]
     return [state for state in states if state is not None]
 
 

@@ -391,6 +391,37 @@ def test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again(dra
     assert differs(trained(lambda: make(Given), X[:BATCH], Y[:BATCH], compile_with, **one_batch), plain)
 
 
+@pytest.mark.law("L20")
+@pytest.mark.parametrize("compile_with", [EAGERLY, TRACED], ids=["eager", "traced"])
+def test_what_draws_where_nobody_sees_it_runs_once_for_each_micro_batch(compile_with):
+    drawn = []
+
+    class Hidden(layers.Layer):
+        def call(self, inputs):
+            noise = tf.numpy_function(draw, [inputs], tf.float32)
+            noise.set_shape(inputs.shape)
+            return inputs * noise
+
+    class Replayed(layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.constant(np.concatenate(drawn))
+
+    def draw(values):
+        drawn.append(np.random.uniform(size=values.shape).astype("f4"))
+        return drawn[-1]
+
+    def make(layer):
+        return tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4), layer, layers.Dense(2)])
+
+    one_batch = {"batch_size": BATCH, "epochs": 1}
+    compile_with = dict(compile_with, loss="mse")
+    own = split(whole_batch="loss")  # otherwise, the model is computed at once
+    with pytest.warns(accum.InexactWarning, match="these operations may look across the examples"):
+        ours = trained(lambda: make(Hidden()), X[:BATCH], Y[:BATCH], compile_with, own, **one_batch)
+    assert len(drawn) > 1 and sum(map(len, drawn)) == BATCH
+    assert_same(ours, trained(lambda: make(Replayed()), X[:BATCH], Y[:BATCH], compile_with, **one_batch))
+
+
 @pytest.mark.slow
 @pytest.mark.tf("2.3", because="the fused batch normalisation of TF 2.2 has no float64")
 def test_mobile_net():
