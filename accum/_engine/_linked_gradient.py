@@ -33,6 +33,9 @@ def with_gradient(
     @custom_gradient
     def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
+            if _tf.graphs.is_vectorized_here() and any(map(_tf.watching.is_recorded, values)):
+                # TensorFlow makes it anew, without its own gradient. It would put another message before a ValueError.
+                raise RuntimeError(NOT_IN_JACOBIAN)
             grads: List[Optional[Gradient]] = [None] * len(tensors)
             by_sources = _with_second_gradient(list(backward(upstream)), sources, values, upstream, at_once)
             return grads + by_sources + [tf.zeros_like(probe) for probe in probes]
@@ -70,6 +73,10 @@ NOT_TWICE = _not_again(
 )
 NOT_THRICE = _not_again(
     "it is a gradient of a gradient already: compute the loss by `accum.value_and_gradients`, which takes any order"
+)
+NOT_IN_JACOBIAN = _not_again(
+    "`tape.jacobian` and `tape.batch_jacobian` take it, within a tape: take `tape.gradient` of each output, or the "
+    "Jacobian outside of the tape if no loss needs it"
 )
 NOT_IN_BRANCH = _not_again(
     "it is in a branch of `tf.cond`: compute it outside, and choose its value, as by `tf.where(chosen, penalty, 0.0)`"

@@ -311,6 +311,12 @@ def is_compiled_by_xla_here() -> bool:
     return False
 
 
+def is_vectorized_here() -> bool:
+    """Whether operations are created now which TensorFlow makes anew for all rows, as `tape.jacobian` does."""
+    scope = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
+    return "loop_body" in (scope or "")  # on a replica, TF 2.2 has none
+
+
 def is_loop_body(graph: tf.Graph) -> bool:
     """Whether a graph is the body of a `tf.while_loop`, which may run any number of times."""
     return type(graph).__name__ == "WhileBodyFuncGraph"

@@ -184,3 +184,43 @@ def test_entries_for_weights_count_once(whole_batch):
     ours = trained(make, micro_batch_size=3, whole_batch=whole_batch)
     np.testing.assert_allclose(ours[0][0], plain[0][0], rtol=2e-5)
     assert np.abs(plain[0][0] - 1.0).max() > 1e-4 and not ours[2]
+
+
+class Energy(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(6, kernel_initializer=tf.keras.initializers.Constant(0.2))
+
+    def call(self, inputs):
+        outputs = self.dense(inputs)
+        self.add_loss(tf.reduce_mean(outputs**2))
+        return outputs
+
+
+class Around(layers.Layer):
+    """Adds what a layer in it has added once more, as a mixture of experts weighs the losses of its experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Energy()
+
+    def call(self, inputs):
+        outputs = self.inner(inputs)
+        for loss in self.inner.losses:
+            self.add_loss(3.0 * loss)
+        return outputs
+
+
+@pytest.mark.law("L19")
+def test_a_layer_finds_what_layers_in_it_have_added():
+    def fitted(model_class, **options):
+        tf.keras.utils.set_random_seed(1) if hasattr(tf.keras.utils, "set_random_seed") else tf.random.set_seed(1)
+        inputs = tf.keras.Input([6])
+        first = layers.Dense(4, kernel_initializer=tf.keras.initializers.Constant(0.1))
+        model = model_class(inputs=inputs, outputs=layers.BatchNormalization()(first(Around()(inputs))), **options)
+        model.compile(tf.keras.optimizers.SGD(0.01), "mse", **NOT_COMPILED)
+        logs = model.fit(X, Y, batch_size=8, verbose=0, shuffle=False).history["loss"]
+        return [*model.get_weights(), np.array(logs)]
+
+    plain = fitted(tf.keras.Model)
+    assert_near(fitted(accum.GradientAccumulateModel, micro_batch_size=3), plain, rtol=2e-5)

@@ -268,6 +268,16 @@ class LazyPenalty(Penalty):
         return tf.cond(tf.reduce_sum(data) > 0.0, lambda: penalty(data), lambda: 0.0)
 
 
+class JacobianPenalty(Penalty):
+    """As that of a contractive autoencoder."""
+
+    def penalty(self, data):
+        with tf.GradientTape() as of_inputs:
+            of_inputs.watch(data)
+            outputs = self.critic(data, training=True)
+        return tf.reduce_mean(of_inputs.batch_jacobian(outputs, data) ** 2)
+
+
 class ChosenPenalty(Penalty):
     """What the error of `LazyPenalty` advises."""
 
@@ -728,10 +738,15 @@ def test_a_second_gradient_through_what_has_a_gradient_of_its_own_is_refused_by_
 
 
 @pytest.mark.parametrize(
-    "make, because", [(LazyPenalty, "in a branch of `tf.cond`"), (ThirdDerivative, "a gradient of a gradient already")]
+    "make, because",
+    [
+        (LazyPenalty, "in a branch of `tf.cond`"),
+        (ThirdDerivative, "a gradient of a gradient already"),
+        (JacobianPenalty, "`tape.jacobian` and `tape.batch_jacobian` take it"),
+    ],
 )
-def test_a_second_gradient_in_a_branch_and_a_third_one_are_refused_by_name(make, because):
-    with pytest.raises(ValueError, match=f"can't be differentiated again.*{because}"):
+def test_a_second_gradient_in_a_branch_or_jacobian_and_a_third_one_are_refused_by_name(make, because):
+    with pytest.raises((ValueError, RuntimeError), match=f"can't be differentiated again.*{because}"):
         trained(make, accum_steps=1, micro_batch_size=6)
 
 

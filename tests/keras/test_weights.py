@@ -8,6 +8,8 @@ from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from versions import IS_KERAS_3, TF_VERSION
 
+import accum
+
 pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
@@ -235,3 +237,22 @@ def test_losses_of_ragged_outputs_divide_by_their_elements(kind, options):
 
 def rows_of(x, y, sample_weight):
     return tf.cast(x.nrows(), tf.float32)
+
+
+@pytest.mark.law("L21")
+def test_weights_of_examples_that_broadcast_over_others_are_those_of_the_full_batch():
+    """Losses of shape [batch, 1, 1] times weights of shape [batch] are [batch, 1, batch]: examples meet."""
+    generator = np.random.RandomState(0)
+    x, y, weights = (generator.uniform(size=[12, *shape]).astype("float32") for shape in ([4, 4, 2], [1, 1, 3], []))
+
+    def fitted(model_class, **options):
+        inputs = tf.keras.Input([4, 4, 2])
+        head = tf.keras.layers.Conv2D(3, 4, kernel_initializer=tf.keras.initializers.Constant(0.1))
+        model = model_class(inputs=inputs, outputs=head(inputs), **options)
+        model.compile(tf.keras.optimizers.SGD(0.5), "mse")
+        model.fit(x, y, sample_weight=weights * np.arange(12), batch_size=12, epochs=2, verbose=0)
+        return model.get_weights()
+
+    plain = fitted(tf.keras.Model)
+    for one, other in zip(fitted(accum.GradientAccumulateModel, micro_batch_size=5), plain):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

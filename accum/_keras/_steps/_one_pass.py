@@ -35,7 +35,7 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
     before = what_is_known_to_see_it(model, name, step)
     if before is not None:
         return before
-    x, y, _ = _tf.losses.unpack_data(data)
+    x, y, weights = _tf.losses.unpack_data(data)
     is_training = name == "train_step"
     if not Batch(x).is_dense or any(isinstance(leaf, tf.RaggedTensor) for leaf in tf.nest.flatten(y)):
         return "inputs or targets that are not dense"
@@ -44,6 +44,8 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         losses, metrics = _tf.losses.compiled_losses(model), _tf.losses.compiled_metrics(model)
     if losses and _tf.losses.is_neither_sum_nor_mean(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
         return "losses that are neither all means nor all sums"
+    if _may_broadcast(weights, y, losses):
+        return "weights of examples that have fewer axes than their losses"
     across = [one for one in losses + metrics if not _may_be_apart(one)]
     if across:
         return f"a loss or metric ({_check.shown(list(map(name_of, across)))})"
@@ -60,6 +62,14 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         if not (is_built or model.run_eagerly):
             raise  # what the user has to see
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
+
+
+def _may_broadcast(weights: Nested, targets: Nested, losses: Sequence[Any]) -> bool:
+    """Whether weights may have two axes fewer than losses: Keras adds one, and TensorFlow broadcasts the rest."""
+    ranks = [leaf.shape.rank for leaf in tf.nest.flatten(weights) if leaf is not None and leaf.shape.rank]
+    others = [leaf.shape.rank for leaf in tf.nest.flatten(targets) if tf.is_tensor(leaf) and leaf.shape.rank]
+    has_classes = any("sparse" in name_of(one).lower() for one in losses)  # whose targets lack the last axis of outputs
+    return bool(ranks and others) and max(others) - min(ranks) > (1 if has_classes else 2)
 
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:

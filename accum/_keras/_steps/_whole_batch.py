@@ -310,6 +310,7 @@ class _Added:
                     add_loss(loss, *others, **kwargs)
                 else:
                     self._add(layer, loss)
+                    add_loss(loss, *others, **kwargs)  # for a layer around it, which may read `losses` in its call
 
         return add
 
@@ -374,7 +375,8 @@ def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wa
 
 def _require_batch(arguments: Nested) -> None:
     """Raise if arguments of a layer are no batch: if one is a scalar with a gradient, or has another first axis."""
-    leaves = [leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, (tf.Tensor, tf.Variable))]
+    natives = map(_tf.variables.native, tf.nest.flatten(arguments))
+    leaves = [leaf for leaf in natives if isinstance(leaf, (tf.Tensor, tf.Variable))]
     scalars = [leaf for leaf in leaves if leaf.shape.rank == 0 and is_differentiable(leaf)]
     if any(isinstance(leaf, tf.Variable) or _tf.watching.is_recorded(leaf) for leaf in scalars):
         raise ValueError(f"the gradient by a scalar argument may be needed. Received: {scalars}.")
