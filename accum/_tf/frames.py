@@ -117,7 +117,7 @@ def copied(
     for field in _NAMES:
         key = getattr(definition, field, "")
         if key:
-            setattr(definition, field, key_of(key) or key)
+            definition.MergeFrom(type(definition)(**{field: key_of(key) or key}))
     for field in ("loop_exit_names", "loop_enter_names"):
         keys = [key_of(key) for key in getattr(definition, field, ())]
         if keys:
