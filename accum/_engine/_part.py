@@ -39,7 +39,7 @@ class Part:
         kept = self._depending(wanted)
         kept |= self._waiting(wanted, kept)
         kept |= self._of_frames(wanted, kept)
-        kept |= _guarded(wanted)
+        kept |= _guarded(wanted, kept)
         kept |= {op for op in wanted if _tf.graphs.makes_container(op)}  # each copy needs its own
         kept |= _constants(wanted)  # from which TensorFlow infers shapes, and we read axes
         self.ops = sorted(kept, key=_tf.graphs.creation_order)
@@ -211,18 +211,19 @@ def _is_guard(op: tf.Operation) -> bool:
     return op.type in switches or (op.type == "Identity" and op.inputs[0].op.type in switches)
 
 
-def _guarded(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
-    """Return the operations that are computed in one branch alone, though in none: zeros in gradients of the other.
+def _guarded(wanted: Sequence[tf.Operation], kept: Set[tf.Operation]) -> Set[tf.Operation]:
+    """Return what those that are copied take, and is computed in one branch alone: zeros in gradients of the other.
 
-    What is not computed in the graph can't be taken from there.
+    What is not computed in the graph can't be taken from there. Results of a whole conditional can.
     """
-    found: Set[tf.Operation] = set()
-    for op in ordered:
-        before = [one.op for one in op.inputs] + list(op.control_inputs)
-        is_switch = op.type in _tf.op_walks.SWITCHES and not _tf.graphs.is_within_loop(op)
-        if is_switch or (op.type not in ("Merge", "RefMerge") and not found.isdisjoint(before)):
-            found.add(op)
-    return found
+    users: Dict[tf.Operation, List[tf.Operation]] = {}
+    for op in wanted:
+        for source in _tf.op_walks.sources_of(op):
+            users.setdefault(source, []).append(op)
+    switches = [op for op in wanted if op.type in _tf.op_walks.SWITCHES and not _tf.graphs.is_within_loop(op)]
+    guarded = _tf.op_walks.reached(switches, users, _tf.op_walks.MERGES) - kept
+    sources = lambda op: [one for one in _tf.op_walks.sources_of(op) if one in guarded]
+    return guarded.intersection(_tf.op_walks.ancestors(kept, sources=sources))
 
 
 def _is_pivot(op: tf.Operation) -> bool:

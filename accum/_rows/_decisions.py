@@ -244,7 +244,7 @@ class Decisions:
         return (is_slice or node.type == "Range") and not self._independent[node.name]
 
     def _decide_shaped(self, node: Node) -> None:
-        """Decide a node of which `_may_be_shaped` holds, after all before it."""
+        """Decide a node for which `_may_be_shaped` is true, once all before it are decided."""
         dims_of = {"Range": self._dims_of_range, "Slice": self._dims_of_slice}.get(node.type, self._dims_of_resized)
         pair = dims_of(node)
         if pair is None:
@@ -268,7 +268,7 @@ class Decisions:
         return None if values is None else ([len(values[0])], [len(values[1])], [None])
 
     def _dims_of_slice(self, node: Node) -> Optional[Pair]:
-        """What is known of sizes of which others are unknown; TensorFlow infers little if one of them is -1."""
+        """The lengths that are known, if only some are: TensorFlow infers few of them where one size is -1."""
         if self.values.get(node.inputs[2]) is not None:
             return None
         pair: List[Dims] = []
@@ -546,7 +546,7 @@ class Decisions:
                 self._meet(node, "within a function, a choice depends on how many examples there are")
                 return [joined(level_of(states[0]) + 1)] * 2
             results = [_behind(states[0], predicate) if is_behind else states[0]] * 2
-        elif node.type in ("Exit", "RefExit"):
+        elif node.type in _tf.op_walks.EXITS:
             switch = self.nodes[node_of(node.inputs[0])]
             counts = switch.type in ("Switch", "RefSwitch") and not self._is_invariant(switch)
             is_size = counts and states[0] is None and self.states.get(switch.inputs[1]) is not None

@@ -14,8 +14,7 @@ Key = str
 LOOPS = ("While", "StatelessWhile")
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-NEXT = ("NextIteration", "RefNextIteration")
-MERGES = ("Merge", "RefMerge")
+NEXT, MERGES = _tf.op_walks.NEXT, _tf.op_walks.MERGES
 WITHIN = "/-/"
 """What separates the name of a call from that of an operation in the function; no name of an operation has it."""
 
@@ -278,7 +277,7 @@ def _units(nodes: Dict[str, Node]) -> List[List[Node]]:
     units: Dict[str, List[Node]] = {}
     for name in order:
         node = nodes[name]
-        is_exit = node.type in ("Exit", "RefExit") and len(node.frame) == 1
+        is_exit = node.type in _tf.op_walks.EXITS and len(node.frame) == 1
         units.setdefault(name if is_exit or not node.frame else "loop " + node.frame[0], []).append(node)
     unit_of = {node.name: unit for unit, members in units.items() for node in members}
 
@@ -297,7 +296,7 @@ def _units(nodes: Dict[str, Node]) -> List[List[Node]]:
 
 
 def _frame_behind(node: Node) -> Tuple[str, ...]:
-    return node.frame[:-1] if node.type in ("Exit", "RefExit") else node.frame
+    return node.frame[:-1] if node.type in _tf.op_walks.EXITS else node.frame
 
 
 def _ordered(names: List[str], before: Callable[[str], List[str]]) -> List[str]:

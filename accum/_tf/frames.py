@@ -8,14 +8,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from accum._tf.graph_parts import import_part, node_of, placed
 from accum._tf.graphs import in_graph_context, is_within_loop
-from accum._tf.op_walks import ENTRANCES, SWITCHES, ancestors, entered, sources_of
+from accum._tf.op_walks import ENTRANCES, EXITS, MERGES, NEXT, SWITCHES, ancestors, entered, sources_of
 from accum._tf.random_ops import STATEFUL_DRAWS
 from accum._tf.version import tf
 
 Context = Any
 """A loop, or one of both branches of a conditional."""
 
-_CHANGING = ("Exit", "LoopCond", "Merge", "NextIteration", "RefExit", "RefMerge", "RefNextIteration")
+_CHANGING = (*EXITS, *MERGES, *NEXT, "LoopCond")
 """Types of operations that may return something else in each iteration."""
 
 _NAMES = ("maximum_iterations_name", "pivot_for_pred_name", "pivot_for_body_name", "pivot_name", "pred_name")
@@ -91,8 +91,7 @@ def hoisted(tensor: tf.Tensor) -> Optional[tf.Tensor]:
 
 def is_of_one_branch(tensor: tf.Tensor) -> bool:
     """Whether a tensor is only computed if one branch of a conditional is."""
-    ends = ("Merge", "RefMerge", "Exit", "RefExit")
-    before = ancestors([tensor.op], sources=lambda op: [] if op.type in ends else sources_of(op))
+    before = ancestors([tensor.op], sources=lambda op: [] if op.type in MERGES + EXITS else sources_of(op))
     return any(op.type in SWITCHES for op in before)
 
 

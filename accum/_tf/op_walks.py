@@ -9,8 +9,16 @@ FUSED_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 SWITCHES = ("Switch", "RefSwitch")
 """Types of operations by which TensorFlow 1 enters a branch of a conditional."""
 
-ENTRANCES = SWITCHES + ("Enter", "RefEnter")
+ENTERS = ("Enter", "RefEnter")
+ENTRANCES = SWITCHES + ENTERS
 """By which a tensor enters a conditional or a loop of TF 1."""
+
+MERGES = ("Merge", "RefMerge")
+"""At which the branches of a conditional meet, and a loop begins again."""
+
+NEXT = ("NextIteration", "RefNextIteration")
+EXITS = ("Exit", "RefExit")
+"""By which a loop hands a tensor to its next iteration, and to what is outside of it."""
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 

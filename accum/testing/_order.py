@@ -96,7 +96,7 @@ class _Ops:
         waiting = [user for op in switches for user in self._users.get(id(op), [])]
         while waiting:
             op = waiting.pop()
-            if id(op) not in reached and op.type not in ("Merge", "RefMerge", "Exit", "RefExit"):
+            if id(op) not in reached and op.type not in _tf.op_walks.MERGES + _tf.op_walks.EXITS:
                 reached.add(id(op))
                 waiting += self._users.get(id(op), [])
         return reached

@@ -6,7 +6,7 @@ so that they can be taken apart like what was built with a Python bool. A batch 
 Loops of TensorFlow 1, and its conditionals that other tensors decide, are copied as they are.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._part import Key, outside_key, with_own_frames
@@ -15,14 +15,12 @@ from accum.compat.v1._open_batch import NotCopied, OpenBatch
 
 CONDITIONALS = ("If", "StatelessIf")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-MERGES = ("Merge", "RefMerge")
-ENTERS = ("Enter", "RefEnter")
-NEXT = ("NextIteration", "RefNextIteration")
+ENTERS, MERGES, NEXT = _tf.op_walks.ENTERS, _tf.op_walks.MERGES, _tf.op_walks.NEXT
 LEFT = ("VariableV2", "Variable", "VarHandleOp")
 """Types of operations that are never copied."""
 
 
-PASSING = ("Identity", "Enter", "RefEnter") + _tf.op_walks.SWITCHES
+PASSING = ("Identity",) + _tf.op_walks.ENTRANCES
 """Types of operations that hand on what they take."""
 
 
@@ -45,16 +43,19 @@ def choosers(ops: Sequence[tf.Operation]) -> List[tf.Tensor]:
     found: Dict[Key, tf.Tensor] = {}
     for op in ops:
         if op.type in _tf.op_walks.SWITCHES + CONDITIONALS:
-            predicate = _root(op.inputs[op.type in _tf.op_walks.SWITCHES])
+            predicate, _ = _root(op.inputs[op.type in _tf.op_walks.SWITCHES])
             if predicate.dtype == tf.bool and predicate.op.type in ("Placeholder", "PlaceholderWithDefault"):
                 found[predicate.name] = predicate
     return list(found.values())
 
 
-def _root(tensor: tf.Tensor) -> tf.Tensor:
+def _root(tensor: tf.Tensor) -> Tuple[tf.Tensor, bool]:
+    """Return the tensor that a predicate is, and whether it is negated."""
+    is_negated = False
     while tensor.op.type in ("LogicalNot", *PASSING):
+        is_negated = is_negated != (tensor.op.type == "LogicalNot")
         tensor = tensor.op.inputs[0]
-    return tensor
+    return tensor, is_negated
 
 
 class ChosenBranches:
@@ -76,8 +77,8 @@ class ChosenBranches:
       frames: list of `Frame`.
 
     Raises:
-      NotCopied: what is copied assigns to a variable, or draws numbers of which the batch is computed; or a batch of a
-        constant size can't be opened.
+      NotCopied: a copy would assign to a variable, or draw the batch itself again; or a batch of a constant size can't
+        be opened.
     """
 
     def __init__(
@@ -118,29 +119,26 @@ class ChosenBranches:
         self.ops = set(self._copies.values()) | set([] if open_batch is None else open_batch.ops)
         self._sources = {copy: self._owners[name] for name, copy in self._copies.items()}
         self.ends = [image for image in map(self.image, losses) if image is not None]
-        self.frames = self._copied_frames()
-        self.frames += [self._of_call(call) for call in self._calls]
+        self._frames = {**self._copied_frames(), **{call: self._of_call(call) for call in self._calls}}
+        self.frames = list(self._frames.values())
 
     # ------------------------------------------------------------------------------------------------------------
     # Loops and conditionals of TensorFlow 1
 
-    def _frames_of_tf_1(self) -> List[Any]:
+    def _frames_of_tf_1(self) -> Set[Any]:
         """Return what stands for the outermost loops and conditionals that are copied, or of whose branches one is."""
-        found: Dict[Any, None] = {}
-        for op in sorted(self.before_losses, key=_tf.graphs.creation_order):
+        found: Set[Any] = set()
+        for op in self.before_losses:
             contexts = _tf.frames.contexts_of(op)
             if contexts and (op in self._of_batch or any(self._choice(one) is not None for one in contexts)):
-                found[_tf.graphs.outermost_frame(op)] = None
-        return list(found)
+                found.add(_tf.graphs.outermost_frame(op))
+        return found
 
     def _choice(self, context: Any) -> Optional[bool]:
         """Return the value that is chosen for what decides between the branches of a conditional, or None."""
         if not _tf.frames.is_branch(context):
             return None
-        tensor, is_negated = context.pred, False
-        while tensor.op.type in ("LogicalNot", *PASSING):
-            is_negated = is_negated != (tensor.op.type == "LogicalNot")
-            tensor = tensor.op.inputs[0]
+        tensor, is_negated = _root(context.pred)
         value = self._values.get(tensor.name)
         return None if value is None else value != is_negated
 
@@ -382,7 +380,7 @@ class ChosenBranches:
         """Tell TensorFlow to which loops and conditionals copies belong."""
         members: Dict[Any, List[str]] = {}
         for name, contexts in self._contexts.items():
-            exits = contexts[-2:-1] if copies[name].type in ("Exit", "RefExit") else []  # also known around it
+            exits = contexts[-2:-1] if _tf.graphs.leaves_frame(copies[name]) else []  # also known around it
             for context in contexts[-1:] + exits:
                 names = [tensor.name for tensor in copies[name].outputs] or [copies[name].name]
                 members.setdefault(context, []).extend(names)
@@ -398,11 +396,11 @@ class ChosenBranches:
             around = made[outer[-1]] if outer else None
             made[context] = _tf.frames.copied(context, around, context.name + suffix, key_of, members[context])
 
-    def _copied_frames(self) -> List[Frame]:
+    def _copied_frames(self) -> Dict[Any, Frame]:
         within: Dict[Any, List[tf.Operation]] = {}
         for op in self._graph.get_operations():
             within.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
-        frames = []
+        frames = {}
         for outermost in self._outermost:
             ops = within[outermost]
             results = {user for op in ops for tensor in op.outputs for user in tensor.consumers()} - set(ops)
@@ -410,7 +408,7 @@ class ChosenBranches:
             if has_effects and all(self._choice(one) is None for one in _tf.frames.contexts_of(ops[0])[:1]):
                 raise NotCopied(f"{ops[0].name!r} belongs to a loop, or a conditional, that assigns to a variable")
             copies = [self._copies[op.name] for op in ops if op.name in self._copies]
-            frames.append(Frame(copies, list(results), has_effects))
+            frames[outermost] = Frame(copies, list(results), has_effects)
         return frames
 
     def _of_call(self, call: tf.Operation) -> Frame:
@@ -439,6 +437,4 @@ class ChosenBranches:
     def frame_of(self, op: tf.Operation) -> Optional[Frame]:
         """Return the conditional or loop to which an operation belongs that is no copy, or None."""
         outermost = _tf.graphs.outermost_frame(op)
-        if outermost is not None:
-            return self.frames[self._outermost.index(outermost)] if outermost in self._outermost else None
-        return self.frames[len(self._outermost) + self._calls.index(op)] if op in self._calls else None
+        return self._frames.get(op if outermost is None else outermost)

@@ -332,16 +332,10 @@ class Inside:
 
         Nothing could be joined of it in a run of the other branch.
         """
-        found: Set[tf.Operation] = set()
-        switches: Set[tf.Operation] = set()
-        for op in self.of_batch:
-            if _tf.graphs.outermost_frame(op) is None and op.type not in ("Merge", "RefMerge"):
-                before = [one for one in _tf.op_walks.sources_of(op) if _tf.graphs.outermost_frame(one) is None]
-                entrances = {one for one in before if one.type in _tf.op_walks.SWITCHES}
-                if entrances or not found.isdisjoint(before):
-                    found.add(op)
-                    switches |= entrances
-        return found | switches
+        own = {op for op in self.of_batch if _tf.graphs.outermost_frame(op) is None}
+        own = {op for op in own if op.type not in _tf.op_walks.MERGES}
+        users = {op: [user for one in op.outputs for user in one.consumers() if user in own] for op in own}
+        return _tf.op_walks.reached([op for op in own if op.type in _tf.op_walks.SWITCHES and users[op]], users)
 
     def _frames(self) -> List[List[tf.Operation]]:
         """Return the operations of each loop and conditional of TF 1, and of each chosen branch."""

@@ -198,7 +198,22 @@ def with_a_gradient_through_a_branch(x, n, training):
     return tf.reshape(hidden, [n, UNITS]) + tf.reduce_mean(tf.gradients(hidden, flat)[0] ** 2, 1, keepdims=True)
 
 
+def with_weights_of_a_branch(x, n, training):
+    """Which draws and counts, once for all examples: nothing of it is computed for each micro-batch."""
+    kernel = weight("kernel", [TIME * FEATURES, UNITS])
+    count = tf1.get_variable("count", [], initializer=tf1.zeros_initializer(), trainable=False)
+
+    def of_mask():
+        mask = tf.cast(tf.random.uniform([TIME * FEATURES, UNITS]) < 2.0, tf.float32)
+        return kernel * mask * tf.minimum(tf1.assign_add(count, 1.0), 1.0)
+
+    masked = tf.cond(tf.random.uniform([]) < 1.0, of_mask, lambda: tf.identity(kernel))
+    hidden = tf.matmul(tf.reshape(x, [n, TIME * FEATURES]), masked)
+    return tf.cond(tf.random.uniform([]) < 1.0, lambda: tf.tanh(hidden) * weight("last", [UNITS]), lambda: hidden)
+
+
 OF_ANY_SIZE = [
+    with_weights_of_a_branch,
     with_a_number_for_each_example,
     with_shapes,
     with_lists,

@@ -198,10 +198,9 @@ def trim(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
     """Return the first `length` entries along axis 1."""
     if tf.executing_eagerly():
         return leaf[:, :length]
-    others = [-1] * (
-        leaf.shape.rank - 2
-    )  # whatever TensorFlow can tell of this micro-batch, others have another length
-    part = tf.slice(leaf, tf.zeros(leaf.shape.rank, tf.int32), tf.stack([-1, length, *others]))
+    # Whatever TensorFlow can tell of this micro-batch, others have another length.
+    sizes = tf.stack([-1, length] + [-1] * (leaf.shape.rank - 2))
+    part = tf.slice(leaf, tf.zeros(leaf.shape.rank, tf.int32), sizes)
     part.set_shape([None, None] + leaf.shape.as_list()[2:])
     return part
 
