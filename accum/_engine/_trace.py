@@ -40,6 +40,10 @@ class Barrier:
         """Receive the `Moments` of the batch, once."""
         raise NotImplementedError
 
+    def moved(self) -> List[tf.Variable]:
+        """Return the variables that `receive` changes, behind the whole call."""
+        return []
+
 
 class StatisticsMark(NamedTuple):
     """The mark of a `Barrier`, with the keys of tensors and placeholders.

@@ -225,3 +225,39 @@ def test_what_is_named_is_the_full_batch(critic_steps):
     start = Gan(critic_steps, by_tape)
     moved = [np.abs(a - b).max() for a, b in zip(plain, start.generator.get_weights() + start.critic.get_weights())]
     assert max(moved) > 1e-2
+
+
+class TrainedAndUsed(tf.keras.layers.Layer):
+    """Normalises by the batch and by the averages that this has moved, or reads these itself."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+        self.dense = tf.keras.layers.Dense(3, kernel_initializer=tf.keras.initializers.Constant(0.3))
+        self.norm = tf.keras.layers.BatchNormalization()
+
+    def call(self, inputs):
+        hidden = self.dense(inputs)
+        outputs = self.norm(hidden, training=True)
+        return outputs + (self.norm.moving_mean if self.reads else self.norm(hidden, training=False))
+
+
+@pytest.mark.law("L19")
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("reads", [False, True], ids=["calls", "reads"])
+def test_averages_that_a_call_moves_are_those_that_it_finds(reads):
+    generator = np.random.RandomState(0)
+    x, y = generator.normal(size=[14, 4]).astype("float32"), generator.normal(size=[14, 3]).astype("float32")
+
+    def fitted(model_class, **options):
+        inputs = tf.keras.Input([4])
+        model = model_class(inputs=inputs, outputs=TrainedAndUsed(reads)(inputs), **options)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    plain = fitted(tf.keras.Model)
+    with pytest.warns(UserWarning, match="reads moving statistics that the same call moves"):
+        ours = fitted(accum.GradientAccumulateModel, micro_batch_size=5)
+    for one, other in zip(ours, plain):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)

@@ -603,6 +603,11 @@ class BatchNormBarrier(Barrier):
         else:
             move(self._layer, [whole])
 
+    def moved(self) -> List[tf.Variable]:
+        layer = self._layer
+        is_own = isinstance(layer, AccumBatchNormalization)
+        return [] if is_own else list(map(_tf.variables.native, (layer.moving_mean, layer.moving_variance)))
+
     def _taken(
         self, values: tf.Tensor, mask: Optional[tf.Tensor], count: tf.Tensor
     ) -> Tuple[Optional[tf.Tensor], tf.Tensor]:

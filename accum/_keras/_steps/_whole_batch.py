@@ -19,7 +19,7 @@ from accum._engine._combined import Sum
 from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import Index, MicroBatches
 from accum._engine._segments import Segments
-from accum._engine._trace import Marks, Unrepeatable, is_differentiable
+from accum._engine._trace import Marks, Trace, Unrepeatable, is_differentiable
 from accum._engine._whole_call import ExamplesMeet, segments_of, whole_call
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
@@ -386,6 +386,15 @@ def _require_batch(arguments: Nested) -> None:
         raise ValueError(f"its arguments have first axes of different lengths. Received: {tensors}.")
 
 
+def _require_unread(trace: Trace) -> None:
+    """Raise if a call reads variables that are changed behind it, which plain Keras would have changed within it."""
+    read = {id(outside) for outside, _ in trace.captures}
+    moved = [var for mark in trace.statistics for var in mark.barrier.moved()]
+    stale = [var.name for var in moved if id(_replicas.local_variable(var).handle) in read]
+    if stale:
+        raise ExamplesMeet(f"it reads moving statistics that the same call moves. Received: {stale}.")
+
+
 class WholeBatchCalls:
     """Stands in for the calls of a model, and of other layers, during one step, on one replica.
 
@@ -502,6 +511,7 @@ class WholeBatchCalls:
         moved = names_of_moved(self._model, segments.graph.moved) if self._is_exact(layer) else []
         if moved:
             raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
+        _require_unread(segments.graph.trace)
         self.is_used = True
         watched = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if is_watched]
         others = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if not is_watched]
