@@ -3,20 +3,22 @@
 `segments_of` traces a function and cuts it into segments. `whole_call` computes its outputs for a whole batch.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine._batch import Batch, Size
 from accum._engine._draws import warn_of_others
 from accum._engine._found_statistics import FoundStatistics, Receive
-from accum._engine._gradients import divided
+from accum._engine._gradients import custom_gradient, divided
 from accum._engine._joined_rows import join_rows
 from accum._engine._linked_gradient import with_gradient
 from accum._engine._meetings import drawing_for_all, meetings
 from accum._engine._micro_batches import MicroBatches
-from accum._engine._replicas import replica_number
+from accum._engine._part import Key
+from accum._engine._replicas import local_variable, replica_number
 from accum._engine._segments import NOT_BATCHED, SegmentedFunction, Segments, with_examples
-from accum._engine._trace import Marks, Unrepeatable, is_differentiable, trace
+from accum._engine._trace import Marks, Trace, Unrepeatable, is_differentiable, trace
 from accum._tf import Gradient, Scalar, tf
 
 NOT_WHOLE = (
@@ -156,6 +158,9 @@ def whole_call(
     outputs = [with_examples(tensor, batch.count) for tensor in outputs]
     floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
 
+    results = [segments.graph.trace.outputs[index] for index in floats]
+    results += [loss.value for loss in segments.graph.trace.losses]
+    asked: Set[Key] = set()  # for which of the results there is a gradient: TensorFlow fills in zeros for the others
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     done = 0 if graph is None else len(graph.get_operations())
 
@@ -174,6 +179,10 @@ def whole_call(
             by_variables, by_watched = run.backward(by_outputs, upstream[len(floats) :])
         pairs = zip(by_variables + by_watched, [*sources, *watched])
         grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in pairs]
+        if len(asked) < len(results):
+            others = _variables_behind(segments.graph.trace, results) - _variables_behind(segments.graph.trace, asked)
+            grads = [None if id(_handle_of(one)) in others else grad for one, grad in zip([*sources, *watched], grads)]
+        asked.clear()
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
@@ -185,9 +194,32 @@ def whole_call(
 
     tensors = [outputs[index] for index in floats] + losses
     linked = with_gradient(tensors, [*sources, *watched], inputs, backward, at_once)
+    linked = [_noted(tensor, functools.partial(asked.add, key)) for tensor, key in zip(linked, results)]
     for index, tensor in zip(floats, linked):
         outputs[index] = tensor
     return outputs, linked[len(floats) :]
+
+
+def _noted(tensor: tf.Tensor, note: Callable[[], None]) -> tf.Tensor:
+    """Return a tensor that calls a function where its gradient is computed."""
+
+    def grad(upstream: tf.Tensor) -> List[tf.Tensor]:
+        note()
+        return [upstream]
+
+    (noted,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
+    return noted
+
+
+def _variables_behind(trace: Trace, keys: Iterable[Key]) -> Set[int]:
+    """Return the ids of the handles of the variables from which tensors of a trace are computed."""
+    ops = _tf.op_walks.ancestors([trace.graph.get_tensor_by_name(key).op for key in keys])
+    names = {op.name for op in ops}
+    return {id(outside) for outside, key in trace.captures if _tf.graph_parts.name_of(key) in names}
+
+
+def _handle_of(source: Union[tf.Variable, tf.Tensor]) -> Optional[tf.Tensor]:
+    return local_variable(source).handle if isinstance(source, tf.Variable) else None
 
 
 def _require_examples(output: tf.Tensor) -> None:

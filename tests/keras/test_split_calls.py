@@ -268,6 +268,27 @@ class LazyPenalty(Penalty):
         return tf.cond(tf.reduce_sum(data) > 0.0, lambda: penalty(data), lambda: 0.0)
 
 
+class TwoTasks(Steps):
+    """Two tasks, each with a loss and an update of its own: the other head has no gradient, not one of zeros."""
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.first = tf.keras.optimizers.SGD(self.rate, momentum=0.9)
+
+    def make(self):
+        inputs = tf.keras.Input([5])
+        hidden = dense(4, 5)(inputs)
+        self.network = tf.keras.Model(inputs, [dense(1, 4)(hidden), dense(2, 4)(hidden)])
+
+    def train_step(self, batch):
+        data, _ = batch
+        for task in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.network(data, training=True)[task] - 1.0) ** 2)
+            self.update(self.first, tape, loss, self.network.trainable_variables)
+        return {"loss": loss}
+
+
 class JacobianPenalty(Penalty):
     """As that of a contractive autoencoder."""
 
@@ -633,7 +654,7 @@ class SecondUpdate(Sharpness):
 
 
 STEPS = {Masked: TOKENS, UnequalParts: X[:13]}
-MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
+MODELS = [Adversarial, BothAtOnce, TwoTasks, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
 
 
 def trained(make, epochs=2, run_eagerly=False, evaluates=False, replicas=1, **options):
@@ -679,7 +700,7 @@ def assert_same(values, expected):
 @pytest.mark.parametrize(
     "make, run_eagerly",
     mainly(
-        [(make, False) for make in MODELS] + [(AutoEncoder, True)],
+        [(make, False) for make in MODELS] + [(AutoEncoder, True), (TwoTasks, True)],
         *[(make, False) for make in (AutoEncoder, BothAtOnce, Momentum)],
     ),
 )
