@@ -122,7 +122,7 @@ class Decisions:
         count = 3 if guess.others is not None and is_any else 2
         is_open = all(self._dims_of_input(name)[rows.axis] is None for name, rows in inputs.items())
         self._numbers = Numbers(self.nodes, self.values, self.counts)
-        self.shapes = Shapes(graph, flat.versions, inputs, count, is_open)
+        self.shapes = Shapes(graph, inputs, count, is_open)
         for name, rows in inputs.items():
             self._begin(name, rows)
         for unit in flat.units:

@@ -88,7 +88,6 @@ class FlatGraph:
         graph_def = graph.as_graph_def()
         self._graph, self._ends = graph, set(ends)
         self.drawn = {node_of(key): source for key, source in drawn.items()}
-        self.versions = graph_def.versions
         self._protos = {node.name: node for node in graph_def.node}
         self.library = {function.signature.name: function for function in graph_def.library.function}
         self._definitions: Dict[str, Any] = {}

@@ -95,47 +95,39 @@ class Shapes:
 
     Args:
       graph: the user's graph.
-      versions: those of its `GraphDef`.
       inputs: keys of the tensors of the batch, whose shapes are given.
       count: how many scratch graphs there are.
       static: whether the user's own shapes of tensors hold for every number of examples.
     """
 
-    def __init__(self, graph: tf.Graph, versions: Any, inputs: Container[Key], count: int, static: bool) -> None:
+    def __init__(self, graph: tf.Graph, inputs: Container[Key], count: int, static: bool) -> None:
         self._graph, self._inputs, self._static = graph, inputs, static
         self._scratch = [tf.Graph() for _ in range(count)]
         self._tensors: Dict[Key, List[Any]] = {}
         self._aliases: Dict[Key, Key] = {}
         self._dims: Dict[Key, Pair] = {}
         self._given: Dict[Key, Pair] = {}
-        self._versions = versions
-        self._chunk = 0
 
     def give(self, key: Key, dims: Pair, dtype: int) -> None:
         """Say which shape a tensor has, in place of inferring it."""
         self._given[key] = dims
-        placeholders = []
+        self._tensors[key] = []
         for scratch, lengths in zip(self._scratch, dims):
-            with scratch.as_default():
-                placeholders.append(tf.compat.v1.placeholder(tf.as_dtype(dtype % 100), lengths))
-        self._tensors[key] = placeholders
+            attributes = {
+                "dtype": tf.compat.v1.AttrValue(type=dtype % 100),
+                "shape": tf.compat.v1.AttrValue(shape=tf.TensorShape(lengths).as_proto()),
+            }
+            self._tensors[key] += _tf.graph_parts.made(scratch, "Placeholder", [], "given", attributes)
         self._aliases.pop(key, None)
         self._dims[key] = dims
 
     def add(self, nodes: Sequence[Node], is_independent: Dict[str, bool]) -> None:
         """Infer the shapes of the outputs of nodes, of which each comes after its inputs."""
-        protos: List[Any] = []
-        imported: List[Node] = []
         for node in nodes:
             if node.type in ALIASES:
                 self._alias(node)
-                continue
-            if is_independent[node.name] and self._take_users_shapes(node):
-                continue
-            protos.append(self._proto(node, is_independent[node.name]))
-            imported.append(node)
-        if imported:
-            self._import(imported, protos)
+            elif not (is_independent[node.name] and self._take_users_shapes(node)):
+                self._import(node, is_independent[node.name])
         for node in nodes:
             for key in node.outputs:
                 source = self._resolve(key)
@@ -204,71 +196,32 @@ class Shapes:
         self._tensors[node.outputs[0]] = handles
         return True
 
-    def _proto(self, node: Node, is_independent: bool) -> Any:
-        proto = _tf.graph_parts.placed(_tf_node(node), [self._resolve(key) for key in node.inputs])
-        proto.name, proto.device = node.name, ""
-        if node.type == "Merge":  # maybe one of ours
-            proto.attr["T"].type, proto.attr["N"].i = node.dtypes[0], len(node.inputs)
-        proto.attr.pop("_output_shapes", None)
+    def _import(self, node: Node, is_independent: bool) -> None:
         shapes = self._users_shapes(node) if is_independent or self._static else None
-        if shapes and any(dims is not None for dims in shapes):
-            protos = [_tf.definitions.shape_proto(dims) for dims in shapes]
-            proto.attr["_output_shapes"].list.shape.extend(protos)
-        return proto
+        keys = [self._resolve(key) for key in node.inputs]
+        made = [
+            self._made(node, scratch, [self._tensors[key][index] for key in keys], shapes)
+            for index, scratch in enumerate(self._scratch)
+        ]
+        for index, key in enumerate(node.outputs):
+            if key not in self._inputs:
+                self._tensors[key] = [tensors[index] for tensors in made]
 
-    def _import(self, nodes: Sequence[Node], protos: Sequence[Any]) -> None:
+    @staticmethod
+    def _made(node: Node, scratch: tf.Graph, inputs: List[tf.Tensor], shapes: Optional[List[Dims]]) -> List[tf.Tensor]:
+        attributes = {
+            name: value for name, value in node.proto.attr.items() if name not in ("_class", "_output_shapes")
+        }
+        if node.type == "Merge":  # maybe one of ours
+            attributes["T"] = tf.compat.v1.AttrValue(type=node.dtypes[0])
+            attributes["N"] = tf.compat.v1.AttrValue(i=len(inputs))
         try:
-            made = self._import_all(protos)
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
-            node = self._at_fault(nodes, protos, str(error))
+            tensors = _tf.graph_parts.made(scratch, node.type, inputs, node.name, attributes)
+            for tensor, dims in zip(tensors, shapes or ()):
+                tensor.set_shape(dims)
+        except (ValueError, tf.errors.OpError) as error:
             raise NotImported(node, str(error)) from None
-        for node, *operations in zip(nodes, *made):
-            for index, key in enumerate(node.outputs):
-                if key not in self._inputs:
-                    self._tensors[key] = [operation.outputs[index] for operation in operations]
-
-    def _import_all(self, protos: Sequence[Any]) -> List[List[Any]]:
-        self._chunk += 1
-        names = {proto.name for proto in protos}
-        outside = {key for proto in protos for key in proto.input if key.rsplit(":", 1)[0] not in names}
-        part = tf.compat.v1.GraphDef()
-        part.versions.CopyFrom(self._versions)
-        part.node.extend(protos)
-        made = []
-        for index, scratch in enumerate(self._scratch):
-            with scratch.as_default():
-                feeds = {key: self._tensors[key][index] for key in outside}
-                made.append(
-                    tf.graph_util.import_graph_def(
-                        part,
-                        input_map=feeds,
-                        return_elements=[proto.name for proto in protos],
-                        name=f"part_{self._chunk}",
-                    )
-                )
-        return made
-
-    def _at_fault(self, nodes: Sequence[Node], protos: Sequence[Any], message: str) -> Node:
-        """Return the node that an error is about: the one that it names, else the first with which the import fails."""
-        named = {node.name: node for node in nodes}
-        for name in re.findall(r"node '?([^'\s}]+)|for '([^']+)' \(op:|Node '([^']+)'", message):
-            for candidate in name:
-                stripped = re.sub(r"^part_\d+/", "", candidate)
-                if stripped in named:
-                    return named[stripped]
-        works, fails = 0, len(nodes)
-        while fails - works > 1:
-            middle = (works + fails) // 2
-            try:
-                self._import_all(protos[:middle])
-                works = middle
-            except (ValueError, tf.errors.InvalidArgumentError):
-                fails = middle
-        return nodes[fails - 1]
-
-
-def _tf_node(node: Node) -> Any:
-    return _tf.graph_parts.Node(node.name, node.type, node.inputs, node.proto)
+        return tensors
 
 
 def _dims(tensor: Any) -> Dims:

@@ -32,8 +32,3 @@ def argument_types(argument: Any, node: Any) -> List[int]:
     dtype = node.attr[argument.type_attr].type if argument.type_attr else argument.type
     count = node.attr[argument.number_attr].i if argument.number_attr else 1
     return [dtype + 100 if argument.is_ref else dtype] * count
-
-
-def shape_proto(dims: Any) -> Any:
-    """Return the `TensorShapeProto` of lengths of axes, in which None is unknown; of None, for an unknown rank."""
-    return tf.TensorShape(dims).as_proto()
