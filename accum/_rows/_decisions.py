@@ -146,16 +146,16 @@ class Decisions:
     def _begin(self, name: str, rows: Rows) -> None:
         layout = Layout(*rows)
         pair = []
+        tensor = self.graph.get_tensor_by_name(name)
         for count, more in ((COUNTS[0], 0), (COUNTS[1], 0), (COUNTS[0], self.guess.others)):
             dims = self._dims_of_input(name)
             for axis, length in enumerate(dims):
                 if axis == layout.axis:
                     dims[axis] = layout.factor * count
                 elif length is None and more is not None and self.guess.others is not None:
-                    dims[axis] = self._other_lengths.of(name, axis) + more
+                    dims[axis] = self._other_lengths.of(tensor, axis) + more
             pair.append(dims)
-        dtype = self.graph.get_tensor_by_name(name).dtype.base_dtype
-        self.shapes.give(name, tuple(pair), dtype.as_datatype_enum)
+        self.shapes.give(name, tuple(pair), tensor.dtype.base_dtype.as_datatype_enum)
         self.states[name] = rows_at(layout, 0)
 
     def _independent_nodes(self) -> Dict[str, bool]:

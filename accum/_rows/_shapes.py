@@ -6,7 +6,7 @@ length, a third graph has other lengths of these.
 """
 
 import re
-from typing import Any, Container, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Optional, Sequence
 
 from accum import _tf
 from accum._rows._flat_graph import WITHIN, Key, Node
@@ -61,17 +61,17 @@ class NotImported(Exception):
 class Lengths:
     """The lengths of the other axes of the batch that are unknown: each has one of its own, unless operations need it.
 
-    Those of texts and of their masks are the same, where the ones are multiplied by the others. Those of questions and
-    of answers may differ.
+    Those of texts and of their masks are the same, where the ones are multiplied by the others, or where both are cut
+    to the longest text. Those of questions and of answers may differ.
     """
 
     def __init__(self) -> None:
-        self._primes: Dict[Tuple[Key, int], int] = {}
+        self._primes: Dict[Any, int] = {}
         self._same: Dict[int, int] = {}
 
-    def of(self, key: Key, axis: int) -> int:
+    def of(self, tensor: tf.Tensor, axis: int) -> int:
         """Return the length of an axis of a tensor."""
-        prime = self._primes.setdefault((key, axis), PRIMES[len(self._primes) % len(PRIMES)])
+        prime = self._primes.setdefault(_length_of(tensor, axis), PRIMES[len(self._primes) % len(PRIMES)])
         return self._same.get(prime, prime)
 
     def unite(self, reason: str) -> bool:
@@ -82,12 +82,22 @@ class Lengths:
             nothing: into `[-1, length]`, other lengths may be reshaped too.
         """
         numbers = {int(number) for shape in re.findall(r"\[([\d,]+)\]", reason) for number in shape.split(",")} - {0}
-        lengths = sorted({self.of(*place) for place in self._primes})
+        lengths = sorted({self._same.get(prime, prime) for prime in self._primes.values()})
         together = [length for length in lengths if any(number % length == 0 for number in numbers)]
         for prime in self._primes.values():
             if self._same.get(prime, prime) in together:
                 self._same[prime] = together[0]
         return len(together) > 1
+
+
+def _length_of(tensor: tf.Tensor, axis: int) -> Any:
+    """Return what tells one length of an axis from another: the number to which it is cut, or where it is."""
+    source = tensor
+    while source.op.type in ("Identity", "PlaceholderWithDefault"):
+        source = source.op.inputs[0]
+    sizes = source.op.inputs[2].op if source.op.type == "Slice" else None
+    number = sizes.inputs[axis] if sizes is not None and sizes.type == "Pack" else None
+    return (tensor.name, axis) if number is None or number.op.type == "Const" else number.name
 
 
 class Shapes:

@@ -543,6 +543,22 @@ def test_unknown_lengths_of_two_tensors_are_the_same_only_where_an_operation_nee
     assert found == [None, Rows(0, 1), Rows(0, 1), Rows(0, 1)]
 
 
+@pytest.mark.parametrize("numbers, expected", [("same", Rows(0, 1)), ("own", None), ("rest", None)])
+@pytest.mark.law("L21")
+def test_texts_that_are_cut_to_the_same_number_of_words_have_the_same_length(numbers, expected):
+    """As where words and characters are cut to the longest text; -1, the rest of an axis, is no such number."""
+    with tf.Graph().as_default() as graph:
+        words, letters = tf1.placeholder(tf.float32, [None, None, 4]), tf1.placeholder(tf.float32, [None, None, 4])
+        longest, other = tf1.placeholder(tf.int32, []), tf1.placeholder(tf.int32, [])
+        longest, other = {"same": [longest] * 2, "own": [longest, other], "rest": [tf.constant(-1)] * 2}[numbers]
+        x = tf.slice(words, [0, 0, 0], tf.stack([tf.constant(-1), longest, tf.constant(4)]))
+        y = tf.slice(letters, [0, 0, 0], tf.stack([tf.constant(-1), other, tf.constant(4)]))
+        y = tf1.placeholder_with_default(y, [None, None, 4])
+        pieces = tf.reshape(x, [-1, tf.shape(y)[1], 4])
+        found = analyse(graph, [pieces.op.name], {x.name: Rows(0, 1), y.name: Rows(0, 1)})
+    assert found.rows(pieces.name) == expected
+
+
 @pytest.mark.tf("2.2", because="TensorFlow 1 passes no variables into loops")
 @pytest.mark.law("L21")
 def test_a_variable_that_is_read_in_a_loop_has_its_shape_there():
