@@ -319,9 +319,18 @@ def test_an_optimizer_that_does_not_accumulate_is_refused_in_a_train_step(run_ea
         fitted(Hidden(), "sgd", run_eagerly=run_eagerly)
 
 
+class Assigning:
+    """Gradient descent in one's own words."""
+
+    def apply_gradients(self, grads_and_vars):
+        for grad, var in grads_and_vars:
+            var.assign_sub(0.1 * grad)
+
+
 @pytest.mark.law("L21")
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_train_step_that_runs_once_may_use_an_optimizer_that_does_not_accumulate(run_eagerly):
+@pytest.mark.parametrize("optimizer", [sgd, Assigning])
+def test_a_train_step_that_runs_once_may_update_without_an_optimizer_that_accumulates(optimizer, run_eagerly):
     def by(optimizer):
         class Elsewhere(Own):
             def train_step(self, data):
@@ -331,7 +340,7 @@ def test_a_train_step_that_runs_once_may_use_an_optimizer_that_does_not_accumula
 
     ended = []
     for wrap in (lambda model: model, lambda model: from_model(model, micro_batch_size=3)):
-        model = wrap(by(sgd()))
+        model = wrap(by(optimizer()))
         model(X[:1])
         model.dense.set_weights([np.ones((3, 2))])
         model.compile(run_eagerly=run_eagerly)

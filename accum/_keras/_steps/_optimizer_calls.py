@@ -155,7 +155,6 @@ class TrainStep:
         # id -> (optimizer, where it was called: paths of graphs):
         self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
-        self._sees_plain = False  # a call of an optimizer that does not accumulate and need not
         self._stack = contextlib.ExitStack()
         # For each call: (optimizer, its variables, which variables have been read since the call)
         self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
@@ -280,7 +279,6 @@ class TrainStep:
             )
             return
         if self._runs_once:
-            self._sees_plain = True
             return
         raise ValueError(
             f"`{self._name}` applies gradients with an optimizer that does not accumulate. {_REMEDY} Received: "
@@ -300,7 +298,7 @@ class TrainStep:
           may_call_none: whether it is legitimate that no call of an optimizer was seen.
           followed: the optimizer whose cycles the model's batch normalisation follows, or None.
         """
-        if not self._calls and not may_call_none and not self._sees_plain:
+        if not self._calls and not may_call_none and not self._runs_once:
             raise ValueError(
                 f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
                 f"{_REMEDY} Found: {[type(optimizer.optimizer).__name__ for optimizer in self._optimizers]}."
