@@ -294,9 +294,15 @@ BATCHWISE = {
     "gradient of the batch before another": lambda: (dense(layers.Lambda(own_tanh_of_clipped)), X, "mse"),
     "gradient that is not linear": lambda: (dense(layers.Lambda(clipped_alone)), X, "mse"),
     "loss of the batch": lambda: (dense(), X, root_of_mean),
+    "sum beside a penalty on weights": lambda: (penalized(), X, tf.keras.losses.MeanSquaredError(reduction="sum")),
     "positions and own clipping": lambda: (clipped_with_positions(), X, None),
     "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),
 }
+
+
+def penalized():
+    stack = [tf.keras.Input((6,)), layers.Dense(8, activation="tanh", kernel_regularizer=tf.keras.regularizers.l2(0.1))]
+    return tf.keras.Sequential(stack + [layers.Dense(1), layers.Lambda(lambda outputs: 0.1 * outputs)])
 
 
 def with_positions(is_known=True):

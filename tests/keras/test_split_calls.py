@@ -414,6 +414,39 @@ class NormalizedInLoop(Steps):
         return {"loss": loss}
 
 
+class WithoutCache(layers.Layer):
+    """Returns what it computes and no cache, as blocks of a Transformer do in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(5, activation="tanh")
+
+    def build(self, shape):
+        self.inner.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return None, {"hidden": self.inner(inputs), "cache": None}
+
+
+class OptionalOutputs(Steps):
+    """A train step with own clipping of parts that return None beside tensors."""
+
+    def make(self):
+        self.block, self.out = WithoutCache(), dense(5, 5)
+        self.block.build((None, 5))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            nothing, outputs = self.block(x)
+            assert nothing is None and outputs["cache"] is None
+            loss = tf.reduce_mean((self.out(outputs["hidden"]) - y) ** 2)
+        grads, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.first.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
 class Beside(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -654,7 +687,7 @@ class SecondUpdate(Sharpness):
 
 
 STEPS = {Masked: TOKENS, UnequalParts: X[:13]}
-MODELS = [Adversarial, BothAtOnce, TwoTasks, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
+MODELS = [Adversarial, BothAtOnce, TwoTasks, AutoEncoder, Masked, AfterUpdate, Momentum, Modes, OptionalOutputs]
 
 
 def trained(make, epochs=2, run_eagerly=False, evaluates=False, replicas=1, **options):

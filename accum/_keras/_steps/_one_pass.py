@@ -194,6 +194,7 @@ class _Call:
         self._functions = functions
         self._losses = losses
         self._compiled = losses + metrics
+        self._sums = bool(losses) and _tf.losses.sums_over_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
         self._rows: List[tf.Tensor] = []
         self._others: List[tf.Tensor] = []
         self._inputs: List[tf.Tensor] = []
@@ -213,6 +214,8 @@ class _Call:
             return "outputs without an axis beside that of the batch"
         if self._may_broadcast and not all(map(_is_sparse, self._compiled)):
             return "targets and outputs whose axes differ, so that examples may meet in a loss or metric"
+        if self._sums and self._others:
+            return "losses that are sums, beside others, which each micro-batch would add"
         if self._assigns(graph):
             return "variables that the call changes"
         inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}

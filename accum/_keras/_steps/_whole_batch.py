@@ -41,7 +41,7 @@ class TracedCall(NamedTuple):
     Attributes:
       segments: its `Segments`, whose outputs are those of the model, after them what Keras has attached to these, and
         after that the losses of `added` with entries for each example.
-      structure: the nested structure of the outputs of the model, without tensors.
+      structure: the nested structure of the outputs of the model, of whether each is a tensor, or None.
       attached: list of (which output, name of the attribute).
       added: for each loss that layers add, (the layer, whether it has entries for each example, or is a scalar).
       variables: those by which it has been differentiated.
@@ -65,7 +65,8 @@ class TracedCall(NamedTuple):
             outputs[index] = outputs[index][0]
         for (index, name), tensor in zip(self.attached, tensors[count:]):
             setattr(outputs[index], name, tensor)
-        return tf.nest.pack_sequence_as(self.structure, outputs)
+        rest = iter(outputs)
+        return tf.nest.map_structure(lambda is_tensor: next(rest) if is_tensor else None, self.structure)
 
     def losses(self, tensors: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Return the losses that layers add, given the outputs of the segments, and those losses that are scalars."""
@@ -171,14 +172,14 @@ def traced_call(
             outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
         others = [var for var in reads.variables() if _tf.variables.key_of(var) not in known]
         marks.sources = seen["variables"] = variables + [_replicas.local_variable(var) for var in others]
-        flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
+        flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs) if tensor is not None]
         alike = [index for index, one in enumerate(flat) if _tf.op_walks.depends_on_variables_alone(one)]
         attached = [
             (index, name, value)
             for index, one in enumerate(flat)
             for name, value in _tf.graph_parts.attached(one, is_eager)
         ]
-        seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
+        seen["structure"] = tf.nest.map_structure(lambda output: output is not None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
         seen["added"] = [(layer, entries is not None) for layer, entries in added]
         seen["alike"] = alike
