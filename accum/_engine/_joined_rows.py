@@ -9,7 +9,7 @@ whose first axis, and no other, is as long as the batch: these are cut into micr
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _rows, _tf
-from accum._engine._meetings import spread_means
+from accum._engine._meetings import has_examples, spread_means
 from accum._engine._part import Part
 from accum._engine._trace import Marks
 from accum._tf import tf
@@ -81,12 +81,12 @@ class _Graph:
         self._wanted = {tensor.name for tensor in wanted}
         self._own = set(marks.own) | {tensor.op.name for tensor in moments}
         rows = [*inputs, *[part for *_, parts in marks.wholes for part in parts]]
-        given = {one.name: _rows.Rows(0, 1) for one in rows if _has_examples(one)}
+        given = {one.name: _rows.Rows(0, 1) for one in rows if has_examples(one)}
         drawn = marks.draws.names()
         self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
         for op in spread_means(self._found, outputs).values() if are_means else ():
             self._own |= {tensor.op.name for tensor in op.inputs}
-        mixed = [name for name in self._found.meets if name in {key.partition(":")[0] for key in drawn}]
+        mixed = [name for name in self._found.meets if name in {_tf.graph_parts.name_of(key) for key in drawn}]
         if mixed:
             raise ValueError(f"numbers are drawn that are not one row for each example. Received: {mixed}.")
         self._ops = _tf.op_walks.ancestors([tensor.op for tensor in wanted])
@@ -164,7 +164,3 @@ class _Graph:
         marks.statistics = [(one, begin, now(values), *others) for one, begin, values, *others in marks.statistics]
         marks.wholes = [(list(map(now, tensors)), *others) for tensors, *others in marks.wholes]
         return list(map(now, self.outputs))
-
-
-def _has_examples(tensor: tf.Tensor) -> bool:
-    return bool(tensor.shape.rank) and tensor.shape.as_list()[0] is None

@@ -35,33 +35,16 @@ class Crossing(NamedTuple):
     size: int
 
 
-class CutPlan(NamedTuple):
-    """Which cuts are kept.
-
-    Attributes:
-      cuts: list of levels, in order; the first is 0, the inputs.
-      kept_bytes: bytes for one example of what crosses them.
-      group_bytes: bytes of what the largest group holds beside that.
-      all_bytes: bytes of what crosses all cuts.
-    """
-
-    cuts: List[int]
-    kept_bytes: int
-    group_bytes: int
-    all_bytes: int
-
-
-def chosen_cuts(crossings: Sequence[Crossing], count: int, recompute: bool) -> CutPlan:
-    """Choose the cuts that are kept, such that kept and largest group together are small.
+def chosen_cuts(crossings: Sequence[Crossing], count: int, recompute: bool) -> List[int]:
+    """Return the cuts that are kept, such that kept and largest group together are small: levels, the first of them 0.
 
     Args:
       crossings: list of `Crossing`.
       count: the number of levels.
       recompute: False: keep all.
     """
-    everything = sum(one.size for one in crossings)
     if not recompute or count < 3:
-        return CutPlan(list(range(count)), everything, 0, everything)
+        return list(range(count))
     groups = _group_bytes(crossings, count)
     added = _added_bytes(crossings, count)
     limits = sorted(set(groups.values()))
@@ -69,11 +52,9 @@ def chosen_cuts(crossings: Sequence[Crossing], count: int, recompute: bool) -> C
     for limit in _some(limits, 48):
         choice = _least_kept(groups, added, count, limit)
         if choice is not None and (best is None or choice[0] + limit < best[0]):
-            best = choice[0] + limit, choice[1], choice[0]
+            best = choice[0] + limit, choice[1]
     assert best is not None  # the largest limit allows a single group
-    cuts = best[1]
-    largest = max(groups[begin, end] for begin, end in zip(cuts, cuts[1:] + [count]))
-    return CutPlan(cuts, best[2], largest, everything)
+    return best[1]
 
 
 def _group_bytes(crossings: Sequence[Crossing], count: int) -> Dict[Tuple[int, int], int]:

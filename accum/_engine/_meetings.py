@@ -10,6 +10,7 @@ from accum import _rows, _tf
 from accum._engine._statistics import NORMALIZED, Moments
 from accum._engine._trace import SCOPE, Key, LossMark, Trace, is_differentiable
 from accum._tf import tf
+from accum._tf.graph_parts import name_of
 
 OF_EXAMPLES = _rows.Rows(0, 1)
 
@@ -42,16 +43,16 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     graph = trace.graph
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
     if unknown:
-        return list(map(_name_of, unknown))
+        return list(map(name_of, unknown))
     rows = trace.outputs + [key for mark in trace.wholes for key in mark.inputs]
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
-    names = list(dict.fromkeys(map(_name_of, rows + moments + scalars + trace.rows)))
+    names = list(dict.fromkeys(map(name_of, rows + moments + scalars + trace.rows)))
     drawing = drawing_for_all(trace, names)
     if drawing:
         return drawing
     given = trace.inputs + [part for mark in trace.wholes for part in mark.parts]
-    inputs = {key: OF_EXAMPLES for key in given if _has_examples(graph.get_tensor_by_name(key))}
+    inputs = {key: OF_EXAMPLES for key in given if has_examples(graph.get_tensor_by_name(key))}
     try:
         own = own_gradients(graph, names) if any(trace.cotangents) else OwnGradients([], True)
         found = _rows.analyse(graph, names + own.operations, inputs, drawn=trace.drawn)
@@ -65,7 +66,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     outputs = list(map(graph.get_tensor_by_name, trace.outputs))
     filling = spread_means(found, outputs) if are_means else {}
     levels = dict.fromkeys(filling, 1)
-    own_ops = set(map(_name_of, moments))  # and what spreads a mean
+    own_ops = set(map(name_of, moments))  # and what spreads a mean
     own_ops |= {tensor.op.name for op in filling.values() for tensor in op.inputs}
     counting = [name for name in found.counting if name not in own_ops]
     unlike = [loss.value for loss in trace.losses if not _adds_up(found, loss)]
@@ -73,7 +74,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     unlike += [key for key in trace.rows if not (found.depends(key) and _is_apart(found, key, 0))]
     are_apart = all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
     if are_apart and not counting and all(_pools(found, mark.moments) for mark in trace.statistics):
-        return list(map(_name_of, unlike))
+        return list(map(name_of, unlike))
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
 
@@ -122,7 +123,7 @@ class OwnGradients(NamedTuple):
     @property
     def operations(self) -> List[str]:
         """Names of the operations to look at."""
-        return [_name_of(key) for one in self.grads for key in (one.key, one.grad)]
+        return [name_of(key) for one in self.grads for key in (one.key, one.grad)]
 
     @property
     def users(self) -> List[str]:
@@ -257,11 +258,8 @@ def _is_linear(ops: List[tf.Operation], given: Set[tf.Operation], ends: Set[tf.O
     return all(op in linear for op in ops)
 
 
-def _name_of(key: Key) -> str:
-    return key.rpartition(":")[0]
-
-
-def _has_examples(tensor: tf.Tensor) -> bool:
+def has_examples(tensor: tf.Tensor) -> bool:
+    """Whether the examples may lie along the first axis of a tensor: its length is unknown."""
     return bool(tensor.shape.rank) and tensor.shape.as_list()[0] is None
 
 

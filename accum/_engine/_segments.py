@@ -49,7 +49,6 @@ class Segments:
 
     Attributes:
       graph: the `CutGraph`.
-      plan: the `Plan` of kept cuts.
       groups: list of (first level, level after the last, `Phase` that computes the group's tensors again, or None).
       last_uses: {key of a tensor: the last level whose forward phase uses it}.
       first_needs: {key of a tensor that the gradient needs: the lowest level before whose end it does}.
@@ -67,14 +66,14 @@ class Segments:
             )
             for key, (level, later, backward) in graph.uses.items()
         }
-        self.plan = chosen_cuts(list(uses.values()), graph.count, recompute)
+        cuts = chosen_cuts(list(uses.values()), graph.count, recompute)
         self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
-        self.kept = kept_keys(is_needed, self.plan.cuts)
+        self.kept = kept_keys(is_needed, cuts)
         self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
-        for begin, end in zip(self.plan.cuts, self.plan.cuts[1:] + [graph.count]):
+        for begin, end in zip(cuts, cuts[1:] + [graph.count]):
             inner = [
                 key
                 for key, (level, _, backward) in graph.uses.items()
@@ -95,7 +94,7 @@ class Segments:
             for key in dict.fromkeys(again + sorted(self.kept))
             if key in self.first_needs and _tf.graph_parts.name_of(key) in graph.backward[uses[key].level].nodes
         ]
-        read = read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
+        read = read_again(uses, candidates, self.kept, cuts, graph.count)
         self.first_needs.update({key: uses[key].level for key in read})
         self.backward = graph.reading(read)
         rows = {grad[0]: trace.graph.get_tensor_by_name(grad[1]) for grad in trace.grads if isinstance(grad, tuple)}
