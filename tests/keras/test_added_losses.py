@@ -214,7 +214,7 @@ class Around(layers.Layer):
 @pytest.mark.law("L19")
 def test_a_layer_finds_what_layers_in_it_have_added():
     def fitted(model_class, **options):
-        tf.keras.utils.set_random_seed(1) if hasattr(tf.keras.utils, "set_random_seed") else tf.random.set_seed(1)
+        tf.keras.utils.set_random_seed(1) if IS_KERAS_3 else tf.random.set_seed(1)
         inputs = tf.keras.Input([6])
         first = layers.Dense(4, kernel_initializer=tf.keras.initializers.Constant(0.1))
         model = model_class(inputs=inputs, outputs=layers.BatchNormalization()(first(Around()(inputs))), **options)
