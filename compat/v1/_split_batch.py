@@ -287,6 +287,9 @@ def joined_rows(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf.Tens
             image = inside.image(tensor)
             if image is not None and image.op in inside.ops and tensor.name not in inside.fed:
                 graph.prevent_feeding(tensor)  # the copies would not see it
+    for op in rows.forward.ops:
+        if op.type == "Const":
+            graph.prevent_feeding(op.outputs[0])
     return rows.joined
 
 

@@ -1500,6 +1500,47 @@ def test_a_graph_of_which_little_is_split_is_named():
 
 
 @pytest.mark.law("L21")
+@pytest.mark.parametrize("of_batch", [lambda x: x, lambda x: normalized(x)], ids=["plain", "batch-norm"])
+def test_what_is_fed_in_place_of_a_default_is_what_the_split_takes(of_batch):
+    """As the rate of dropout, or whether this is training."""
+
+    def computed(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = placeholders()
+            rate, is_scaled = tf1.placeholder_with_default(1.0, []), tf1.placeholder_with_default(False, [])
+            hidden = tf.tanh(of_batch(tf.tensordot(x, weight("first", [4, 5]), 1)) * rate)
+            hidden = tf1.cond(is_scaled, lambda: 3.0 * hidden, lambda: hidden)
+            loss = tf.reduce_mean((dense(tf.reshape(hidden, [-1, 30]), "last", 1) - y) ** 2)
+            if size is not None:
+                loss = accum.compat.v1.split_batch(loss, (x, y), size)
+            grads = tf.gradients(loss, tf1.trainable_variables())
+            session.run(tf1.global_variables_initializer())
+            feeds = {x: X, y: Y}
+            return session.run([loss, *grads], {**feeds, rate: 0.3, is_scaled: True}), session.run(loss, feeds)
+
+    (fed, default), (own_fed, own_default) = computed(None), computed(6)
+    assert abs(fed[0] - default) > 0.01
+    assert_near([*own_fed, own_default], [*fed, default], atol=2e-6)
+
+
+@pytest.mark.law("L21")
+def test_a_constant_that_the_split_has_copied_can_not_be_fed():
+    x, y = placeholders()
+    rate = tf.constant(1.0)
+    hidden = tf.reshape(tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1)) * rate, [-1, 30])
+    loss = accum.compat.v1.split_batch(tf.reduce_mean((dense(hidden, "last", 1) - y) ** 2), (x, y), 6)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(ValueError, match="may not be fed"):
+            session.run(loss, {x: X, y: Y, rate: 0.3})
+
+
+def normalized(x):
+    mean, variance = tf.nn.moments(x, [0, 1])
+    return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+
+
+@pytest.mark.law("L21")
 def test_rows_without_a_gradient_may_be_part_of_the_loss():
     def program(x, y):
         logits = dense(tf.reshape(x, [-1, 24]), "first", 4)
