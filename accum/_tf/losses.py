@@ -233,11 +233,15 @@ def compiled_losses(model: Any) -> List[Any]:
 
 
 def compiled_metrics(model: Any) -> List[Any]:
-    """Return the metrics that a model was compiled with: objects, functions, and names of such."""
+    """Return the metrics that a model was compiled with: objects, functions, and names of those of Keras.
+
+    None is made of its name: those of Keras 3 have variables at once, which a later trace of a function must not make.
+    """
     container = getattr(model, "_compile_metrics" if IS_KERAS_3 else "compiled_metrics", None)
     weighted = "_user_weighted_metrics" if hasattr(container, "_user_weighted_metrics") else "_weighted_metrics"
     passed = _passed(container, "_user_metrics") + _passed(container, weighted)
-    return [_metric_of(metric) for metric in passed]
+    registered = tf.keras.utils.get_custom_objects()
+    return [registered.get(metric, metric) if isinstance(metric, str) else metric for metric in passed]
 
 
 def _passed_losses(container: Any) -> List[Any]:
@@ -247,15 +251,6 @@ def _passed_losses(container: Any) -> List[Any]:
 def _passed(container: Any, name: str) -> List[Any]:
     """Return what `compile` was passed, which has no public name in any version."""
     return [one for one in tf.nest.flatten(getattr(container, name, None)) if one is not None]
-
-
-def _metric_of(metric: Any) -> Any:
-    """Return a metric, given its name; "accuracy" and "crossentropy" are names for several."""
-    is_known = not isinstance(metric, str) or metric.lower() in ("accuracy", "acc", "crossentropy", "ce")
-    if is_known:
-        return metric
-    with tf.init_scope():  # its variables are of no trace
-        return tf.keras.metrics.get(metric)
 
 
 def is_of_keras(one: Any) -> bool:

@@ -775,3 +775,52 @@ def test_ragged_inputs_are_not_proven_apart_and_computed_at_once():
         results.append(model.get_weights())
     assert_equal(*results)
     assert said
+
+
+@pytest.mark.parametrize("metrics", [["mae", "cosine_similarity"], ["MeanSquaredError"]])
+def test_metrics_by_name_are_looked_at_again_for_data_of_another_kind(metrics):
+    """Those of Keras 3 have variables at once, which must not be made in a later trace of a step."""
+
+    def logs(**options):
+        model = accum.GradientAccumulateModel.from_model(dense(), **options) if options else dense()
+        model.set_weights([np.full(var.shape, 0.1, "float32") for var in model.get_weights()])
+        model.compile(tf.keras.optimizers.SGD(0.05), "mse", metrics=metrics, **JIT)
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        found = list(model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history.values())
+        weights = np.linspace(0.1, 1.0, len(X)).astype("float32")
+        found += model.fit(X, Y, sample_weight=weights, batch_size=BATCH, shuffle=False, verbose=0).history.values()
+        return [*found, model.evaluate(X, Y, batch_size=BATCH, verbose=0), *model.get_weights()]
+
+    with silent():
+        assert_near(logs(micro_batch_size=SIZE), logs(), rtol=2e-5, atol=3e-6)
+
+
+class Warmed(tf.keras.Model):
+    """Mixes examples after an epoch, as Python says."""
+
+    mixes = False
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8, activation="tanh"), layers.Dense(1)
+
+    def call(self, inputs):
+        hidden = self.hidden(inputs)
+        return self.out(0.7 * hidden + 0.3 * tf.reverse(hidden, [0]) if self.mixes else hidden)
+
+
+@pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
+def test_eagerly_each_batch_is_looked_at(monkeypatch):
+    def trained_eagerly(**options):
+        model = Warmed()
+        model(X[:2])
+        model.set_weights([np.linspace(-1, 1, var.size).reshape(var.shape) for var in model.get_weights()])
+        if options:
+            model = accum.GradientAccumulateModel.from_model(model, **options)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        for mixes in (False, True):
+            monkeypatch.setattr(Warmed, "mixes", mixes)
+            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    assert_near(trained_eagerly(micro_batch_size=SIZE), trained_eagerly(), rtol=2e-5, atol=3e-6)

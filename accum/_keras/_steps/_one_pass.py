@@ -14,10 +14,8 @@ from accum._engine._batch import Batch
 from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._tf import Data, Nested, tf
 
-ACROSS_EXAMPLES = frozenset(
-    ["Dice", "dice", "Tversky", "tversky", "Circle", "circle", "PearsonCorrelation", "ConcordanceCorrelation"]
-)
-"""Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient."""
+ACROSS_EXAMPLES = frozenset(["dice", "tversky", "circle", "pearsoncorrelation", "concordancecorrelation"])
+"""Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient: plain names."""
 
 BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 """Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
@@ -121,20 +119,23 @@ def _rank(leaf: Any) -> Optional[int]:
 
 def name_of(one: Any) -> str:
     """Return the name of a loss or metric, or of the function that it computes, as the user knows it."""
+    if isinstance(one, str):
+        return one
     function = getattr(one, "fn", getattr(one, "_fn", None))
     return str(getattr(one, "__name__", getattr(function, "__name__", type(one).__name__)))
 
 
 def names_of(one: Any) -> Set[str]:
     """Return the names of a loss or metric, and of the function that it computes."""
+    if isinstance(one, str):
+        return {one}
     functions = [one, getattr(one, "fn", None), getattr(one, "_fn", None)]
     return {type(one).__name__} | {getattr(function, "__name__", "") for function in functions}
 
 
 def _is_sparse(one: Any) -> bool:
     """Whether the targets of a loss or metric may be numbers of classes, which have an axis less than outputs."""
-    names = names_of(one) | ({one} if isinstance(one, str) else set())
-    return any(name.lower().startswith("sparse") or name in BY_SHAPES for name in names)
+    return any(name.lower().startswith("sparse") or name in BY_SHAPES for name in names_of(one))
 
 
 def _are_alike(targets: Sequence[tf.TensorShape], outputs: Sequence[tf.Tensor], is_paired: bool) -> bool:
@@ -162,7 +163,8 @@ def _may_be_apart(one: Any) -> bool:
         return _is_declared_apart(one)
     if isinstance(one, tf.keras.losses.Loss) and not _tf.layers.comes_with_keras(type(one).__call__):
         return False
-    if names_of(one) & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
+    plain = {name.replace("_", "").lower() for name in names_of(one)}
+    if plain & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
         return False
     return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
 
