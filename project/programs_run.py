@@ -264,7 +264,8 @@ def splitting():
 
 
 def what_is_split(splits):
-    using, inside = (sum(len(ops) for ops in kind) for kind in zip(*(split.using() for split in splits)))
+    using = sum(len(split.using()[0]) for split in splits if not split.joined)  # not of what is split behind others
+    inside = sum(len(split.using()[1]) for split in splits)
     verdicts = [split.analysis.verdict(op.name) for split in splits for op in split.of_batch]
     unruled = [kind for split in splits for kind in split.analysis.unruled]
     return {

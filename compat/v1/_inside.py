@@ -41,9 +41,12 @@ class Inside:
       given: {key of a boolean tensor: its value}; the branches of these values are split. None: the graph as it is.
       count: the number of examples, if that is a constant of the graph.
       known: other rows, which are computed once, and cut: examples have met before them, but no variable is.
+      joined: {joined rows of what has been split before: where the examples lie in them}; only what is computed from
+        these, and needed for losses, is looked at.
 
     Attributes:
       received: `batch`, as passed.
+      joined: {key of a tensor of `joined`: as there}.
       known: `known`, and more such rows, if there are any.
       ops: the operations inside.
       statistics: of batch normalisation inside, which are those of the whole batch.
@@ -72,8 +75,10 @@ class Inside:
         given: Optional[Dict[Key, bool]] = None,
         count: Optional[int] = None,
         known: Sequence[tf.Tensor] = (),
+        joined: Sequence[Tuple[tf.Tensor, Rows]] = (),
     ) -> None:
         self.graph = tf.compat.v1.get_default_graph()
+        self.joined = {tensor.name: rows for tensor, rows in joined}
         self.received, self.given, self.count = list(batch), given, count
         self.constant: Optional[tf.Operation] = None
         self.reason = ""
@@ -82,14 +87,21 @@ class Inside:
         self.losses = list(losses)
         self.outputs = list(outputs)
         self.batch = list(batch) if self.branches is None else self.branches.batch
-        self.fed = {tensor.name: tensor for tensor in self.batch}
+        self.fed = {tensor.name: tensor for tensor in [*self.batch, *(tensor for tensor, _ in joined)]}
         users = _tf.op_walks.users_of(self.graph)
         self._of_original = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
         self.steps = [
             op.name for op in sorted(self._of_original, key=_tf.graphs.creation_order) if op.type.startswith(STEPS)
         ]
-        ops = _tf.op_walks.reached([op for tensor in self.batch for op in tensor.consumers()], users)
-        self.of_batch = sorted(ops if self.branches is None else ops & self.branches.ops, key=_tf.graphs.creation_order)
+        ends_of_losses = self.losses if self.branches is None else self.branches.ends
+        self._joined_ops = {tensor.op for tensor, _ in joined}
+        self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses], self._joined_ops))
+        self._before_joined = set(_tf.op_walks.ancestors(self._joined_ops, with_control=True))  # can't wait for a loop
+        given_tensors = [*self.batch, *(tensor for op in self._joined_ops for tensor in op.outputs)]
+        ops = _tf.op_walks.reached([op for tensor in given_tensors for op in tensor.consumers()], users)
+        if joined or self.branches is not None:
+            ops &= self.before_losses if self.branches is None else self.branches.ops
+        self.of_batch = sorted(ops, key=_tf.graphs.creation_order)
         self.depending = set(self.of_batch)
         operations = self.graph.get_operations()
         variables = variables_of(self.graph)
@@ -97,8 +109,6 @@ class Inside:
         self._of_values = _tf.op_walks.reached(variables, users, _tf.op_walks.OF_SHAPES)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
         self.not_constant = _tf.op_walks.reached(not_constant, users, _tf.op_walks.OF_SHAPES)
-        ends_of_losses = self.losses if self.branches is None else self.branches.ends
-        self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses]))
         images = [image for image in map(self.image, self.outputs) if image is not None]
         self.ends = [image for image in images if image.op in self.before_losses]  # no loss needs the others
         self.before_outputs = set(_tf.op_walks.ancestors([image.op for image in self.ends]))
@@ -120,14 +130,15 @@ class Inside:
         outputs: Sequence[tf.Tensor] = (),
         given: Optional[Dict[Key, bool]] = None,
         count: Optional[int] = None,
+        joined: Sequence[Tuple[tf.Tensor, Rows]] = (),
     ) -> "Inside":
         """Return what is inside, where rows that are known before are taken for rows of the batch if that helps."""
-        rounds = [cls(losses, batch, outputs, given, count)]
+        rounds = [cls(losses, batch, outputs, given, count, (), joined)]
         known: List[tf.Tensor] = []
         while len(rounds) < ROUNDS and rounds[-1].share() < 1.0 and len(rounds[-1].known) > len(known):
             known = rounds[-1].known
             try:
-                rounds.append(cls(losses, batch, outputs, given, count, known))
+                rounds.append(cls(losses, batch, outputs, given, count, known, joined))
             except (ConstantBatch, NotCopied):
                 break  # what was found before is split all the same
         return max(rounds, key=cls.share)  # the first of equal ones
@@ -201,7 +212,7 @@ class Inside:
     # What is known of each operation
 
     def _analysed(self, users: Dict[tf.Operation, List[tf.Operation]]) -> Analysis:
-        inputs = {name: Rows(0, 1) for name in self.fed}
+        inputs = {name: self.joined.get(name, Rows(0, 1)) for name in self.fed}
         changing = _tf.op_walks.reached([op for op in self.of_batch if _tf.op_walks.changes_variable(op)], users)
         ops = [op for op in self.of_batch if op not in changing]
         while True:
@@ -269,14 +280,24 @@ class Inside:
 
         The first of them that depend on no variable can be computed once.
         """
+        return [one for one in self._first_met(self._behind) if one.name not in batch]
+
+    def rows_behind(self) -> List[tf.Tensor]:
+        """Return rows of the program behind what is inside, in which examples have met, and which depend on variables.
+
+        What is computed from them may keep examples apart again.
+        """
+        return [one for one in self._first_met(self.ops) if one.op in self.of_variables]
+
+    def _first_met(self, left_out: Set[tf.Operation]) -> List[tf.Tensor]:
         found: List[tf.Tensor] = []
         behind: Set[tf.Operation] = set()
         for op in self.of_batch:
             if any(tensor.op in behind for tensor in op.inputs):
                 behind.add(op)
-            elif op not in self._behind and op in self.before_losses and _tf.graphs.outermost_frame(op) is None:
+            elif op not in left_out and op in self.before_losses and _tf.graphs.outermost_frame(op) is None:
                 rows = [self.source(op).outputs[one.value_index] for one in op.outputs if self._must_be_known(one)]
-                found += [one for one in rows if one.name not in batch]
+                found += rows
                 behind.update([op] if rows else [])
         return found
 
@@ -310,6 +331,7 @@ class Inside:
           barriers: operations that compute statistics of the batch, which are known where they are used.
         """
         candidates = {op for op in self.of_batch if self._keeps_apart(op, barriers)} - self._of_one_branch()
+        candidates -= self._before_joined
         if self.ends:
             candidates &= self.before_outputs
         frames = self._frames()
@@ -409,10 +431,12 @@ class Inside:
         If a number depends on variables by the shape of what is inside alone, that is computed up to there once more.
         """
         op = tensor.op
-        if tensor.name in self.fed or op in candidates or op not in self.depending:
+        if tensor.name in self.fed or op in candidates:
             return True
-        if op in self._lengths:
+        if op in self._lengths or op in self._joined_ops:
             return False
+        if op not in self.depending:
+            return True
         is_before = op not in (self.of_variables if self.analysis.is_size(tensor.name) else self._of_values)
         return is_before and not self.analysis.holds_rows(tensor.name)
 

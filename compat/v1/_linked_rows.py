@@ -53,7 +53,8 @@ class LinkedRows:
     Attributes:
       images: those of `frontier`, each once.
       forward: the `Part` that computes these.
-      sources: by what they are differentiated: weights, that is whatever is not computed from the batch, and data.
+      sources: by what they are differentiated: weights, that is whatever is not computed from the batch, and rows that
+        were joined before; and data.
       joined: {key of a tensor: its rows in the whole batch}, once `link` was called.
       checks: operations for which the gradients wait.
     """
@@ -62,6 +63,7 @@ class LinkedRows:
         self._inside = inside
         self._run = run
         self._frontier = list(frontier)
+        self._cuts = {key: self._cut(inside.fed[key]) for key in inside.joined if is_differentiable(inside.fed[key])}
         self.images = list({one.name: one for one in map(inside.image_of, frontier)}.values())
         self.forward = Part(self.images, list(inside.fed.values()), inside.is_taken)
         self._weights = [one for one in self.forward.boundary if self._can_be_source(one)]
@@ -72,13 +74,25 @@ class LinkedRows:
             unknown = [one for one in tensors if not one.shape.is_fully_defined()]
             require_shapes([one for one in unknown if one.op in inside.of_variables], "shape")
             self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
-        self._data = [one for one in inside.fed.values() if is_differentiable(one)]
+        data = [one for one in inside.fed.values() if is_differentiable(one) and self.forward.takes(one.name)]
+        self._weights += [one for one in data if one.name in inside.joined]
+        self._data = [one for one in data if one.name not in inside.joined]
         self.sources = self._weights + self._data
         self._is_once = bool(inside.given)  # what runs for other values must not wait for gradients
         self.joined: Dict[Key, tf.Tensor] = {}
         self.checks: List[tf.Operation] = []
         self._inlets: Dict[Key, Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
+
+    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Let what is inside take joined rows such that nothing before them is differentiated with it.
+
+        TensorFlow does not stop at the result of a function, although it is told to.
+        """
+        edges = [Edge(op, place) for op in self._inside.ops for place, one in enumerate(op.inputs) if one is tensor]
+        cut = _hidden(tensor) if edges else tensor
+        repoint(edges, cut)
+        return cut
 
     def _can_be_source(self, tensor: tf.Tensor) -> bool:
         if tensor.dtype == tf.resource:
@@ -283,7 +297,8 @@ class LinkedRows:
             with tf.control_dependencies(None):
                 upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
                 # One source may be computed from another one, whose gradient it then passes on itself.
-                grads = tf.gradients(tensors, sources, upstream, name="gradients", stop_gradients=self.sources)
+                by, stops = ([self._cuts.get(one.name, one) for one in some] for some in (sources, self.sources))
+                grads = tf.gradients(tensors, by, upstream, name="gradients", stop_gradients=stops)
                 grads = [
                     tf.convert_to_tensor(grad) if grad is not None and source.name in self._inside.fed else grad
                     for grad, source in zip(grads, sources)

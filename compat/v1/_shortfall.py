@@ -27,18 +27,23 @@ def require_apart(inside: Inside) -> None:
 
 
 def require_gain(inside: Inside, rows: Container[str]) -> None:
-    """Raise if nothing is inside, so that there are no rows to be joined, and warn if it is little."""
+    """Raise if nothing is inside, so that there are no rows to be joined."""
     if not rows:
         raise ValueError(
             "`split_batch` needs operations that take the examples of `batch` and variables, and that keep the "
             f"examples apart, before any in which they may meet. {_shortfall(inside)} Received: "
             f"{[one.name for one in inside.received]}. [accum: split-batch]"
         )
-    using, split = inside.using()
-    if 2 * len(split) < len(using):
+
+
+def warn_of_little(parts: Sequence[Inside]) -> None:
+    """Warn if little is inside all parts of a graph that are split, one behind the other."""
+    using, _ = parts[0].using()
+    split = sum(len(one.using()[1]) for one in parts)
+    if 2 * split < len(using):
         _check.warn(
-            f"`split_batch` computes {len(split)} of {len(using)} operations with variables in micro-batches, and "
-            f"the others from the whole batch, with the memory that this takes. {_shortfall(inside)}"
+            f"`split_batch` computes {split} of {len(using)} operations with variables in micro-batches, and "
+            f"the others from the whole batch, with the memory that this takes. {_shortfall(parts[-1])}"
             " [accum: not-split]"
         )
 

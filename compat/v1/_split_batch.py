@@ -7,19 +7,21 @@
 `accum._rows` proves which operations keep examples apart. Those that do, and that use variables, are *inside*. Their
 last tensors are the *frontier*. Whatever else takes these takes joined rows instead and is otherwise untouched: losses,
 metrics, summaries, optimizers and what follows them run once, as written, on the whole batch. Nothing that could mix
-examples is inside, so a missing rule costs memory, never a wrong number.
+examples is inside, so a missing rule costs memory, never a wrong number. If much is left behind the frontier, a second
+part begins there: with joined rows, which have a gradient, in the place of the batch.
 
 Both loops are loops of TensorFlow 1, whose operations are in the graph itself. So a run that fetches no gradients
 computes nothing of the second loop, and of each loop only what is fetched.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from accum import _check, _tf
 from accum._engine._part import Key, Part
 from accum._engine._trace import Marks
+from accum._rows import Rows
 from accum._tf import Nested, tf
 from accum.compat.v1._barriers import Segmented, segmented
 from accum.compat.v1._batch_in_run import BatchInRun
@@ -37,7 +39,16 @@ from accum.compat.v1._frontier import (
 from accum.compat.v1._inside import ConstantBatch, Inside, is_random
 from accum.compat.v1._linked_rows import LinkedRows, links_of
 from accum.compat.v1._open_batch import NotCopied, constant_count, count_within
-from accum.compat.v1._shortfall import require_apart, require_before_optimizer, require_gain, require_shapes
+from accum.compat.v1._shortfall import (
+    require_apart,
+    require_before_optimizer,
+    require_gain,
+    require_shapes,
+    warn_of_little,
+)
+
+ENOUGH, PARTS = 0.9, 8
+"""The share of the operations with variables, and the number of parts, from which on no further part is split."""
 
 CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
 """Types of stateful operations that themselves change nothing, so that what waits for them may be computed before."""
@@ -64,10 +75,10 @@ def split_batch(
     The operations before the loss that keep examples apart, such as convolutions, products with weights and loops over
     time, are computed for one micro-batch after the other. Batch normalisation uses the mean and variance of the whole
     batch. At the first other operation in which examples meet, such as the mean of the losses, the results of all
-    micro-batches are joined, and the rest of the graph is computed once. So is every operation that is not known to
-    keep examples apart: it takes more memory, but the result is that of the whole batch. Metrics and summaries that
-    exist when this is called read the same joined results. What is fetched from before that point is computed from the
-    whole batch at once, with the memory that this takes.
+    micro-batches are joined, and it is computed once. If much of the network is behind it, that is split in turn. An
+    operation that is not known to keep examples apart takes more memory, but the result is that of the whole batch.
+    Metrics and summaries that exist when this is called read the same joined results. What is fetched from before that
+    point is computed from the whole batch at once, with the memory that this takes.
 
     Gradients of losses that only add up examples, such as their mean, are computed in the same loop. Otherwise, and
     with batch normalisation, each micro-batch is computed a second time for its gradient. Random numbers of dropout and
@@ -121,7 +132,7 @@ def split_batch(
     ends = [_require_tensor("outputs", one) for one in tf.nest.flatten(outputs) if one is not None]
     with tf.control_dependencies(None), tf.name_scope(SCOPE):  # it waits for what the program's own operations do
         inside = _planned(losses, batched, ends, _require_given(given))
-        joined = joined_rows(inside, size, _check.flag("recompute", recompute))
+        joined = _joined_in_parts(inside, size, _check.flag("recompute", recompute))
     return tf.nest.map_structure(lambda one: joined.get(one.name, one), loss)  # another one if it is rows
 
 
@@ -242,6 +253,66 @@ def _chosen(plain: Inside, given: Optional[Dict[Key, bool]]) -> Inside:
         if given is not None or (inside.statistics and inside.share() > plain.share()):
             return inside
     return plain
+
+
+def _joined_in_parts(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf.Tensor]:
+    """Split what is inside, and then what is behind that and keeps examples apart again, such as a recurrent network.
+
+    Args:
+      inside, size, recompute: as for `joined_rows`.
+
+    Returns:
+      {key of a tensor that is taken from what is split: its joined rows}.
+    """
+    parts, joined = [inside], joined_rows(inside, size, recompute)
+    rows = _rows_from(inside, joined)
+    is_open = bool(joined) and not inside.outputs and inside.count is None
+    while is_open and _share_of(parts) < ENOUGH and len(parts) < PARTS:
+        behind = _part_behind(inside, [joined.get(one.name, one) for one in inside.losses], rows)
+        if behind is None:
+            break
+        parts.append(behind)
+        more = joined_rows(behind, size, recompute)
+        rows.update(_rows_from(behind, more))
+        joined.update(more)
+    if joined:
+        warn_of_little(parts)
+    return joined
+
+
+def _part_behind(
+    inside: Inside, losses: Sequence[tf.Tensor], rows: Dict[Key, Tuple[tf.Tensor, Rows]]
+) -> Optional[Inside]:
+    """Return what keeps examples apart behind rows, or behind those in which they meet next; None if nothing does.
+
+    Args:
+      inside: the first part.
+      losses: tensors.
+      rows: {key: (the rows of the whole batch, where the examples lie in them)}; gets those in which examples meet.
+    """
+    while True:
+        try:
+            behind = Inside.of(losses, inside.received, joined=list(rows.values()))
+        except ConstantBatch:
+            return None
+        if behind.using()[1] and frontier_of(behind, is_whole=False).rows:
+            return behind
+        met = {one.name: (one, Rows(0, 1)) for one in behind.rows_behind() if one.name not in rows}
+        if not met:
+            return None
+        rows.update(met)
+
+
+def _share_of(parts: Sequence[Inside]) -> float:
+    """Return the share of the operations with variables that is in one of the parts."""
+    return sum(len(one.using()[1]) for one in parts) / max(len(parts[0].using()[0]), 1)
+
+
+def _rows_from(inside: Inside, joined: Dict[Key, tf.Tensor]) -> Dict[Key, Tuple[tf.Tensor, Rows]]:
+    """Return {key of a tensor: (its joined rows, where the examples lie in them)} of a part, where that is known."""
+    images = {key: inside.image(inside.graph.get_tensor_by_name(key)) for key in joined}
+    rows = {key: inside.analysis.rows(image.name) for key, image in images.items() if image is not None}
+    return {key: (joined[key], one) for key, one in rows.items() if one is not None}
 
 
 def joined_rows(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf.Tensor]:
