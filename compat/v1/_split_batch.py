@@ -47,7 +47,7 @@ from accum.compat.v1._shortfall import (
     warn_of_little,
 )
 
-ENOUGH, PARTS = 0.9, 8
+ENOUGH, PARTS = 0.9, 3
 """The share of the operations with variables, and the number of parts, from which on no further part is split."""
 
 CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
