@@ -5,7 +5,7 @@ from typing import Dict, List, Optional, Sequence
 from accum._rows._decisions import Decision, Decisions, Guess, has_rows, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
-from accum._rows._shapes import ConstantBatchSize, Lengths, NotImported
+from accum._rows._shapes import ConstantBatchSize, Lengths, NotMade
 from accum._rows._states import SIZE, Layout, Rows, Verdict, depends, level_of
 from accum._tf import tf
 
@@ -39,7 +39,7 @@ def analyse(
         flat = FlatGraph(graph, operations, inputs, drawn or {})
         try:
             return Analysis(Decisions(graph, flat, inputs, guess, with_places, lengths))
-        except NotImported as failure:
+        except NotMade as failure:
             attempts = attempts if lengths.unite(failure.reason) else attempts[1:]
             if not attempts:
                 raise ConstantBatchSize(failure.node.owner, failure.reason) from None

@@ -17,7 +17,7 @@ from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UN
 from accum._rows._numbers import Numbers
 from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
-from accum._rows._shapes import ALIASES, COUNTS, Lengths, NotImported, Shapes
+from accum._rows._shapes import ALIASES, COUNTS, Lengths, NotMade, Shapes
 from accum._rows._states import (
     SIZE,
     Dims,
@@ -222,7 +222,7 @@ class Decisions:
             try:
                 self.shapes.add(nodes, self._independent)
                 return
-            except NotImported as failure:
+            except NotMade as failure:
                 node = failure.node
                 op = self.graph.get_operation_by_name(node.owner)
                 if _tf.graphs.outermost_frame(op) is None or _tf.graphs.is_within_loop(op):

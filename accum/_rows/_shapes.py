@@ -1,6 +1,6 @@
 """The shapes of tensors for two numbers of examples, by TensorFlow's own shape inference.
 
-Nodes are imported into scratch graphs, where the batch is made of placeholders with one number of examples and another.
+Nodes are made anew in scratch graphs, where the batch is made of placeholders with one number of examples and another.
 An axis whose length is a multiple of both depends on the number of examples. If other axes of the batch are of unknown
 length, a third graph has other lengths of these.
 """
@@ -50,8 +50,8 @@ class ConstantBatchSize(ValueError):
         self.operation = operation
 
 
-class NotImported(Exception):
-    """A node can't be imported."""
+class NotMade(Exception):
+    """A node can't be made in a scratch graph."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -137,7 +137,7 @@ class Shapes:
             if node.type in ALIASES:
                 self._alias(node)
             elif not (is_independent[node.name] and self._take_users_shapes(node)):
-                self._import(node, is_independent[node.name])
+                self._add(node, is_independent[node.name])
         for node in nodes:
             for key in node.outputs:
                 source = self._resolve(key)
@@ -206,7 +206,7 @@ class Shapes:
         self._tensors[node.outputs[0]] = handles
         return True
 
-    def _import(self, node: Node, is_independent: bool) -> None:
+    def _add(self, node: Node, is_independent: bool) -> None:
         shapes = self._users_shapes(node) if is_independent or self._static else None
         keys = [self._resolve(key) for key in node.inputs]
         made = [
@@ -230,7 +230,7 @@ class Shapes:
             for tensor, dims in zip(tensors, shapes or ()):
                 tensor.set_shape(dims)
         except (ValueError, tf.errors.OpError) as error:
-            raise NotImported(node, str(error)) from None
+            raise NotMade(node, str(error)) from None
         return tensors
 
 

@@ -110,7 +110,7 @@ _create_op = inspect.unwrap(tf.Graph.create_op)  # that which looks for deprecat
 def made(
     graph: tf.Graph, kind: str, inputs: Sequence[tf.Tensor], name: str, attributes: Dict[str, Any]
 ) -> List[tf.Tensor]:
-    """Add one operation to a graph, of which TensorFlow infers the shapes, and return its outputs.
+    """Add one operation to a graph and return its outputs, whose shapes TensorFlow infers.
 
     To import many small parts takes longer: in old versions of TensorFlow, each import looks at the whole graph.
 

@@ -97,8 +97,8 @@ class Inside:
         self._joined_ops = {tensor.op for tensor, _ in joined}
         self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses], self._joined_ops))
         self._before_joined = set(_tf.op_walks.ancestors(self._joined_ops, with_control=True))  # can't wait for a loop
-        given_tensors = [*self.batch, *(tensor for op in self._joined_ops for tensor in op.outputs)]
-        ops = _tf.op_walks.reached([op for tensor in given_tensors for op in tensor.consumers()], users)
+        starts = [*self.batch, *(tensor for op in self._joined_ops for tensor in op.outputs)]
+        ops = _tf.op_walks.reached([op for tensor in starts for op in tensor.consumers()], users)
         if joined or self.branches is not None:
             ops &= self.before_losses if self.branches is None else self.branches.ops
         self.of_batch = sorted(ops, key=_tf.graphs.creation_order)
@@ -108,6 +108,7 @@ class Inside:
         self.of_variables = _tf.op_walks.reached(variables, users)
         self._of_values = _tf.op_walks.reached(variables, users, _tf.op_walks.OF_SHAPES)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
+        not_constant += [op for op in operations if op.type == "PlaceholderWithDefault"]
         self.not_constant = _tf.op_walks.reached(not_constant, users, _tf.op_walks.OF_SHAPES)
         images = [image for image in map(self.image, self.outputs) if image is not None]
         self.ends = [image for image in images if image.op in self.before_losses]  # no loss needs the others
@@ -282,14 +283,12 @@ class Inside:
         """
         return [one for one in self._first_met(self._behind) if one.name not in batch]
 
-    def rows_behind(self) -> List[tf.Tensor]:
-        """Return rows of the program behind what is inside, in which examples have met, and which depend on variables.
-
-        What is computed from them may keep examples apart again.
-        """
+    def met_rows(self) -> List[tf.Tensor]:
+        """Return rows behind what is inside in which examples have met: what is behind these may keep them apart."""
         return [one for one in self._first_met(self.ops) if one.op in self.of_variables]
 
     def _first_met(self, left_out: Set[tf.Operation]) -> List[tf.Tensor]:
+        """Return rows of the program in which examples have met, but for those that are computed from such rows."""
         found: List[tf.Tensor] = []
         behind: Set[tf.Operation] = set()
         for op in self.of_batch:
@@ -467,6 +466,8 @@ class Inside:
         self.ops = self._proven(set())
         statistics = statistics_in(self.graph, self.batch, self.before_losses)
         statistics = [one for one in statistics if self._of_values.intersection(one.ops)]  # others are known before
+        layouts = {one.key: self.analysis.layout(one.key) for one in statistics}
+        statistics = [one for one in statistics if (layouts[one.key] or Layout(0)).axis == 0]  # as segments need it
         barriers = {op for one in statistics for op in one.ops}
         for key, tensor in self.fed.items():  # which segments take by their first axis, and without a gradient
             is_computed = tensor.op in self.of_variables and tensor.dtype.base_dtype.is_floating

@@ -4,7 +4,8 @@ TensorFlow differentiates what takes joined rows as always. From the rows on, th
 which takes the weights beside the rows: its gradient by them is computed by copies of what is inside.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._gradients import divided
@@ -63,7 +64,6 @@ class LinkedRows:
         self._inside = inside
         self._run = run
         self._frontier = list(frontier)
-        self._cuts = {key: self._cut(inside.fed[key]) for key in inside.joined if is_differentiable(inside.fed[key])}
         self.images = list({one.name: one for one in map(inside.image_of, frontier)}.values())
         self.forward = Part(self.images, list(inside.fed.values()), inside.is_taken)
         self._weights = [one for one in self.forward.boundary if self._can_be_source(one)]
@@ -84,15 +84,26 @@ class LinkedRows:
         self._inlets: Dict[Key, Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
 
-    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Let what is inside take joined rows such that nothing before them is differentiated with it.
+    @contextlib.contextmanager
+    def _cutting(self) -> Iterator[Dict[Key, tf.Tensor]]:
+        """Let what is inside take joined rows, in this context, such that nothing before them is differentiated.
 
         TensorFlow does not stop at the result of a function, although it is told to.
+
+        Yields:
+          {key of joined rows: what is taken in their place}.
         """
-        edges = [Edge(op, place) for op in self._inside.ops for place, one in enumerate(op.inputs) if one is tensor]
-        cut = _hidden(tensor) if edges else tensor
-        repoint(edges, cut)
-        return cut
+        joined = {one.name: one for one in self._weights if one.name in self._inside.joined}
+        cuts = {key: _hidden(one) for key, one in joined.items()}
+        taken = [(Edge(op, place), one.name) for op in self._inside.ops for place, one in enumerate(op.inputs)]
+        edges = {key: [edge for edge, name in taken if name == key] for key in joined}
+        for key, cut in cuts.items():
+            repoint(edges[key], cut)
+        try:
+            yield cuts
+        finally:
+            for key, one in joined.items():
+                repoint(edges[key], one)
 
     def _can_be_source(self, tensor: tf.Tensor) -> bool:
         if tensor.dtype == tf.resource:
@@ -294,10 +305,10 @@ class LinkedRows:
         key = tuple(tensor.name for tensor in [*tensors, *sources])
         if key not in self._templates:
             # In a loop, TensorFlow takes what an operation waits for as data, so that it would be copied, too.
-            with tf.control_dependencies(None):
+            with tf.control_dependencies(None), self._cutting() as cuts:
                 upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
                 # One source may be computed from another one, whose gradient it then passes on itself.
-                by, stops = ([self._cuts.get(one.name, one) for one in some] for some in (sources, self.sources))
+                by, stops = ([cuts.get(one.name, one) for one in some] for some in (sources, self.sources))
                 grads = tf.gradients(tensors, by, upstream, name="gradients", stop_gradients=stops)
                 grads = [
                     tf.convert_to_tensor(grad) if grad is not None and source.name in self._inside.fed else grad

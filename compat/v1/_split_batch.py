@@ -48,7 +48,7 @@ from accum.compat.v1._shortfall import (
 )
 
 ENOUGH, PARTS = 0.9, 3
-"""The share of the operations with variables, and the number of parts, from which on no further part is split."""
+"""No further part is split once this share of the operations with variables is, or once there are this many parts."""
 
 CHECKS = {"Assert", "Print", "PrintV2"} | _tf.graph_parts.CALLS
 """Types of stateful operations that themselves change nothing, so that what waits for them may be computed before."""
@@ -271,8 +271,11 @@ def _joined_in_parts(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf
         behind = _part_behind(inside, [joined.get(one.name, one) for one in inside.losses], rows)
         if behind is None:
             break
+        try:
+            more = joined_rows(behind, size, recompute)
+        except ValueError:  # such as for an order that can't be kept: it is computed at once, as without this part
+            break
         parts.append(behind)
-        more = joined_rows(behind, size, recompute)
         rows.update(_rows_from(behind, more))
         joined.update(more)
     if joined:
@@ -297,7 +300,7 @@ def _part_behind(
             return None
         if behind.using()[1] and frontier_of(behind, is_whole=False).rows:
             return behind
-        met = {one.name: (one, Rows(0, 1)) for one in behind.rows_behind() if one.name not in rows}
+        met = {one.name: (one, Rows(0, 1)) for one in behind.met_rows() if one.name not in rows}
         if not met:
             return None
         rows.update(met)

@@ -1513,7 +1513,7 @@ def test_what_is_fed_in_place_of_a_default_is_what_the_split_takes(of_batch):
             loss = tf.reduce_mean((dense(tf.reshape(hidden, [-1, 30]), "last", 1) - y) ** 2)
             if size is not None:
                 loss = accum.compat.v1.split_batch(loss, (x, y), size)
-            grads = tf.gradients(loss, tf1.trainable_variables())
+            grads = tf.gradients(loss, [*tf1.trainable_variables(), rate])
             session.run(tf1.global_variables_initializer())
             feeds = {x: X, y: Y}
             return session.run([loss, *grads], {**feeds, rate: 0.3, is_scaled: True}), session.run(loss, feeds)

@@ -158,7 +158,8 @@ class ModelAccumulation:
         if not (self.is_exact_by_default or (is_given_up and name == "train_step")):
             return
         key = name, kind_of(model, data)
-        if key not in self._sees_batch or model.run_eagerly:  # when Python may compute something else for each batch
+        may_change = self.is_exact_by_default and model.run_eagerly  # Python may compute something else for each batch
+        if key not in self._sees_batch or may_change:
             step = self.steps.of_class_or_user(name)
             self._sees_batch[key] = what_sees_the_batch(model, name, step, data)
         what = self._sees_batch[key]
