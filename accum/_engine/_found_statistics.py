@@ -18,7 +18,6 @@ from accum._tf import tf
 
 SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 PASSING = ("Identity", "StopGradient")
-REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any"}
 
 Receive = Callable[[str, Moments], None]
 
@@ -168,7 +167,7 @@ class FoundStatistics:
     def _pair(self, op: tf.Operation) -> Optional[_Pair]:
         """Return the mean and variance if `op` computes the variance, otherwise None."""
         axes = self._axes_over_examples(op)
-        if op.type != "Mean" or axes is None:
+        if axes is None:
             return None
         squares = op.inputs[0].op
         if squares.type not in SQUARES or (
@@ -183,25 +182,21 @@ class FoundStatistics:
         for values, mean in (apart.inputs[:2], reversed(apart.inputs[:2])):
             source = _source(mean)
             if source.type == "Mean" and source.inputs[0].name == values.name:
-                is_alike = self._axes_over_examples(source) == axes
-                return _Pair(values, self._means(values, axes), op, axes) if is_alike else None
+                means = self._means(values, axes)
+                return _Pair(values, means, op, axes) if source in means else None
         return None
 
     def _means(self, values: tf.Tensor, axes: Tuple[int, ...]) -> List[tf.Operation]:
-        means = [op for op in self._ops if op.type == "Mean" and op.inputs[0].name == values.name]
-        return [op for op in means if self._axes_over_examples(op) == axes]
+        means = [op for op in self._ops if self._axes_over_examples(op) == axes]
+        return [op for op in means if op.inputs[0].name == values.name]
 
     def _axes_over_examples(self, op: tf.Operation) -> Optional[Tuple[int, ...]]:
-        """Return the axes of a reduction, if it is one over the examples, otherwise None."""
-        axes = self._axes(op)
-        return axes if axes and self._batch_axis(op) in axes else None
-
-    def _axes(self, op: tf.Operation) -> Tuple[int, ...]:
-        """Return the axes of a reduction of what depends on the batch, or none."""
-        if op.type not in REDUCTIONS or op.name not in self._ours or not op.inputs[0].shape.rank:
-            return ()
-        axes = tf.get_static_value(op.inputs[1])
-        return () if axes is None else tuple(sorted(int(axis) % op.inputs[0].shape.rank for axis in axes.reshape(-1)))
+        """Return the axes of a mean of what depends on the batch, if it is one over the examples, otherwise None."""
+        if op.type != "Mean" or op.name not in self._ours or not op.inputs[0].shape.rank:
+            return None
+        known = tf.get_static_value(op.inputs[1])
+        axes = () if known is None else tuple(sorted(int(axis) % op.inputs[0].shape.rank for axis in known.reshape(-1)))
+        return axes if self._batch_axis(op) in axes else None
 
     def _batch_axis(self, op: tf.Operation) -> Optional[int]:
         """Return the axis of the examples in what is reduced, whose length is not known in a trace, or None."""
