@@ -108,6 +108,9 @@ class AutoSizedSteps:
         self._apply = self._function(self._on_apply)
         self._test = self._function(self._on_test)
         self._predict = self._function(self._on_predict)
+        self._gathered = tf.function(
+            lambda number: self._strategy.run(_number_of_each_replica, args=(number,)), autograph=False
+        )
         # Function, traced for a kind of data -> (handles of the variables that it may change before the gate, a reader)
         self._changing: Dict[object, Tuple[List[tf.Tensor], Callable[[], List[tf.Tensor]]]] = {}
         self._watched: List[Gauge] = []  # until the first step after the measurement
@@ -222,9 +225,7 @@ class AutoSizedSteps:
         """Whether memory ran out on any worker: all have to agree on a size."""
         if self._is_alone():
             return error is not None
-        flag = tf.constant(0.0 if error is None else 1.0)
-        flags = self._strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(_replicas.SUM, flag))
-        return float(self._local(flags)[0]) > 0.0
+        return max(self._numbers_of_all(int(error is not None))) > 0
 
     def _can_agree(self) -> bool:
         """Whether workers can agree on a size: TensorFlow 2.2 and 2.3 give the replicas of each the same numbers."""
@@ -242,13 +243,11 @@ class AutoSizedSteps:
         """Return the smallest of the numbers of all workers, which are at most `WHOLE_BATCH`."""
         if self._is_alone():
             return number
+        return min(*self._numbers_of_all(number), WHOLE_BATCH)  # which is no float32
 
-        def numbers() -> tf.Tensor:
-            own = tf.one_hot(_replicas.number_among_all(), _replicas.count(), on_value=float(number))
-            return tf.distribute.get_replica_context().all_reduce(_replicas.SUM, own)
-
-        smallest = int(tf.reduce_min(self._local(self._strategy.run(numbers))[0]))
-        return min(smallest, WHOLE_BATCH)  # which is no float32
+    def _numbers_of_all(self, number: int) -> List[int]:
+        """Return the numbers of all workers, once for each of its replicas, or sums if these have the same numbers."""
+        return [int(one) for one in self._local(self._gathered(tf.constant(float(number))))[0]]
 
     def _largest(self, number: int) -> int:
         """Return the largest of the numbers of all workers that can agree, otherwise the number itself."""
@@ -535,6 +534,12 @@ class AutoSizedSteps:
         outputs = self._model._accum.steps.for_size(size, "predict_step", data).predict(data)
         _tf.steps.count_batch(self._model, "_predict_counter", outputs)
         return outputs
+
+
+def _number_of_each_replica(number: tf.Tensor) -> tf.Tensor:
+    """Return the numbers of all replicas, given that of this one."""
+    own = tf.one_hot(_replicas.number_among_all(), _replicas.count(), on_value=number)
+    return tf.distribute.get_replica_context().all_reduce(_replicas.SUM, own)
 
 
 def _read(handles: Sequence[tf.Tensor]) -> List[tf.Tensor]:
