@@ -35,6 +35,7 @@ def segmented(
     fetches: Sequence[tf.Tensor],
     layouts: Sequence[Layout],
     fed: Dict[Key, tf.Tensor],
+    known: Dict[Key, tf.Tensor],
     size: int,
     sources: Sequence[tf.Tensor],
     statistics: Sequence[Statistics],
@@ -48,6 +49,7 @@ def segmented(
       fetches: what it computes, rows.
       layouts: where the examples lie in each of them.
       fed: {key of a tensor that is fed: its value in the batch}; all share their first axis.
+      known: {key of a tensor that the part takes from the graph: what it takes instead}.
       size: the largest number of examples in a micro-batch.
       sources: tensors of its boundary, or handles of variables, by which to differentiate.
       statistics: what is found in it.
@@ -59,6 +61,7 @@ def segmented(
     names: Dict[Key, Key] = {}
     moments: Dict[Key, Moments] = {}
     plain = {one.name: tf.identity(one) for one in part.boundary if one.dtype != one.dtype.base_dtype}  # no refs
+    plain.update(known)
 
     def here(tensor: tf.Tensor) -> tf.Tensor:
         return _tf.graph_parts.captured(plain.get(tensor.name, tensor))

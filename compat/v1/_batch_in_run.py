@@ -7,6 +7,7 @@ from accum._engine._draws import Draws, uniform_seed
 from accum._engine._part import Key, Part
 from accum._rows import Layout
 from accum._tf import tf
+from accum.compat.v1._frontier import is_of_shapes, taken_by_size
 from accum.compat.v1._inside import Inside, is_random
 from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
 
@@ -22,6 +23,7 @@ class BatchInRun:
 
     Attributes:
       size: as passed.
+      whole: how many examples there are, an int32 scalar tensor.
       total: how many examples are split: all, or one if the run chooses other branches, so that nothing takes them.
       fed: {key of what is fed: its `total` rows}.
       draws: the random numbers of the batch.
@@ -30,8 +32,10 @@ class BatchInRun:
     def __init__(self, inside: Inside, size: int) -> None:
         self._inside = inside
         self.size = size
-        self._whole = self.total = self._number_of_examples()
+        self.whole = self.total = self._number_of_examples()
         self.fed = dict(inside.fed, **{one.name: self._checked(one) for one in inside.batch[1:]})
+        self._known: Dict[Key, tf.Tensor] = {}
+        self._shapes: Dict[Key, tf.Tensor] = {}
         self._is_given: Optional[tf.Tensor] = None
         if inside.given:
             self._choose(inside.given)
@@ -58,7 +62,7 @@ class BatchInRun:
         """Return a tensor of the batch that raises an error, where it is taken, if it has another length."""
         check = tf1.assert_equal(
             tf.shape(tensor)[0],
-            self._whole,
+            self.whole,
             message=f"All tensors of a batch need one entry for each example: {tensor.name}. [accum: batch-axis]",
         )
         with tf.control_dependencies([check]):
@@ -70,10 +74,10 @@ class BatchInRun:
             tf.equal(self._inside.graph.get_tensor_by_name(key), value, name="is_given") for key, value in given.items()
         ]
         self._is_given = tf.reduce_all(tf.stack(matches))
-        self.total = tf.where(self._is_given, self._whole, tf.minimum(self._whole, 1))
+        self.total = tf.where(self._is_given, self.whole, tf.minimum(self.whole, 1))
         for key, tensor in self.fed.items():
             layout = self._inside.layout(self._inside.fed[key])
-            self.fed[key] = rows_of_micro_batch(tensor, layout, tf.constant(0), self.total, self._whole)
+            self.fed[key] = rows_of_micro_batch(tensor, layout, tf.constant(0), self.total, self.whole)
 
     def either(self, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         """Return one value if the branches are the given ones, else the other."""
@@ -88,10 +92,10 @@ class BatchInRun:
         Then nothing takes these. They are computed by copies of both branches, from the whole batch at once.
         """
         tensors = [self._inside.graph.get_tensor_by_name(key) for key in keys]
-        count = tf.where(self._is_given, tf.minimum(self._whole, 1), self._whole)
+        count = tf.where(self._is_given, tf.minimum(self.whole, 1), self.whole)
         part = Part(tensors, self._inside.batch)
         feeds = {
-            one.name: rows_of_micro_batch(one, Layout(0), tf.constant(0), count, self._whole)
+            one.name: rows_of_micro_batch(one, Layout(0), tf.constant(0), count, self.whole)
             for one in self._inside.batch
         }
         return dict(part.compute({key: rows for key, rows in feeds.items() if part.takes(key)}))
@@ -123,18 +127,76 @@ class BatchInRun:
         whole = {key: (tensor, self._inside.layout(self._inside.fed[key])) for key, tensor in self.fed.items()}
         whole.update(upstream)
 
+        known = self.known(part)
+
         def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
             fed = {
                 key: rows_of_micro_batch(tensor, layout, begin, count, self.total)
                 for key, (tensor, layout) in whole.items()
                 if part.takes(key)
             }
-            values = part.compute(fed)
+            values = part.compute(fed, lambda tensor: known.get(tensor.name, tensor))
             for op in random:
                 self.draw(self.draws, op, values, begin, count)
             return values
 
         return over_micro_batches(self.total, self.size, compute, combined)
+
+    def known(self, part: Part) -> Dict[Key, tf.Tensor]:
+        """Return {key of a number that a part takes from the graph: the same, computed from shapes}.
+
+        In the graph, it would be computed from what it is the shape of, for the whole batch at once.
+        """
+        numbers = [one for one in part.boundary if is_of_shapes(self._inside, one)]
+        self._known.update(self.sizes([one for one in numbers if one.name not in self._known], {}))
+        return {one.name: self._known[one.name] for one in numbers}
+
+    def sizes(self, tensors: Sequence[tf.Tensor], joined: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
+        """Return {key of a number that depends on lengths: the same for the whole batch}, given joined rows."""
+        taken = [taken_by_size(self._inside, one.name) for one in tensors]
+        every = [shape for _, shapes in taken for shape in shapes]
+        of_joined = {
+            one.name: tf.shape(joined[rows.name], out_type=one.dtype)
+            for one in every
+            for rows in one.op.inputs
+            if rows.name in joined
+        }
+        self._find_shapes([one for one in every if one.name not in of_joined])
+        sizes = {}
+        for tensor, (rows, shapes) in zip(tensors, taken):
+            part = Part([tensor], rows + shapes + list(self._inside.fed.values()))
+            known = {one.name: of_joined.get(one.name, self._shapes.get(one.name)) for one in shapes}
+            known.update((one.name, joined[one.name]) for one in rows)
+            sizes[tensor.name] = part.compute(dict(self._inside.fed, **known))[tensor.name]
+        return sizes
+
+    def _find_shapes(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Compute shapes of rows of the whole batch. Where only one example tells the lengths, it is computed."""
+        new = {tensor.name: tensor for tensor in tensors if tensor.name not in self._shapes}
+        images = {key: self._inside.image_of(tensor.op.inputs[0]) for key, tensor in new.items()}
+        layouts = {key: self._inside.layout(image) for key, image in images.items()}
+        lengths: Dict[Key, List[Any]] = {key: tensor.op.inputs[0].shape.as_list() for key, tensor in new.items()}
+        unknown = [
+            key
+            for key, layout in layouts.items()
+            if layout.factor != 1 or None in lengths[key][: layout.axis] + lengths[key][layout.axis + 1 :]
+        ]
+        if unknown:
+            part = Part([images[key] for key in unknown], list(self._inside.fed.values()), self._inside.is_taken)
+            one = tf.minimum(self.total, 1)
+            rows = {key: (fed, self._inside.layout(self._inside.fed[key])) for key, fed in self.fed.items()}
+            fed = {
+                key: rows_of_micro_batch(tensor, layout, tf.constant(0), one, self.total)
+                for key, (tensor, layout) in rows.items()
+                if part.takes(key)
+            }
+            values = part.compute(fed)
+            for key in unknown:
+                lengths[key] = tf.unstack(tf.shape(values[images[key].name]), num=len(lengths[key]))
+        for key, tensor in new.items():
+            axis, each = layouts[key].axis, lengths[key][layouts[key].axis] if key in unknown else 1
+            lengths[key][axis] = self.whole * each
+            self._shapes[key] = tf.stack([tf.cast(length, tensor.dtype) for length in lengths[key]])
 
     def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
         """Let what has been computed use the examples' share of the batch's random numbers."""

@@ -1,6 +1,6 @@
 """The frontier of what is inside: which operations take tensors from there, and so take joined rows."""
 
-from typing import Dict, List, NamedTuple, Sequence, Set
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._part import Key
@@ -22,11 +22,13 @@ class Frontier(NamedTuple):
 
     Attributes:
       rows: {key of rows: where they are taken}.
-      sizes: {key of a number that depends on lengths: where it is taken}.
+      sizes: {key of a number that depends on lengths, or of a shape: where it is taken}.
+      early: the same, where it is taken by what rows inside wait for.
     """
 
     rows: Dict[Key, List[Edge]]
     sizes: Dict[Key, List[Edge]]
+    early: Dict[Key, List[Edge]]
 
 
 def repoint(edges: Sequence[Edge], tensor: tf.Tensor) -> None:
@@ -50,18 +52,26 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
     """
     rows: Dict[Key, List[Edge]] = {}
     sizes: Dict[Key, List[Edge]] = {}
+    early: Dict[Key, List[Edge]] = {}
     before = _known_before(inside)
-    before_losses = inside.before_losses_as_built
+    copied = inside.ops.union(one.op for op in inside.ops for one in op.inputs)  # with constants, which wait too
+    needed = set(_tf.op_walks.ancestors(awaited(inside, copied), with_control=True))
+    needed |= inside.before_losses_as_built
     for op in inside.graph.get_operations():
-        if inside.is_covered(op) or op in before or op in inside_before(inside.graph):
+        if inside.is_covered(op) or op in inside_before(inside.graph):
             continue
         for index, tensor in enumerate(op.inputs):
+            if is_of_shapes(inside, tensor):
+                (early if op in before else sizes).setdefault(tensor.name, []).append(Edge(op, index))
+                continue
+            if op in before:
+                continue
             image = inside.image(tensor)
-            if image is None or not _gives_rows(inside, image):
+            if image is None or not _gives_rows(inside, image) or any(_is_shape(inside, one) for one in op.outputs):
                 continue
             if _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op):
                 continue  # within a loop, that of the losses
-            if is_whole and op not in before_losses and not _is_small(image):
+            if is_whole and op not in needed and not _is_small(image):
                 continue
             kind = sizes if inside.analysis.is_size(image.name) else rows
             kind.setdefault(tensor.name, []).append(Edge(op, index))
@@ -70,9 +80,9 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
         if image is not None and _gives_rows(inside, image):
             rows.setdefault(tensor.name, [])
     for key in sizes:
-        for tensor in rows_behind(inside, key):
+        for tensor in taken_by_size(inside, key)[0]:
             rows.setdefault(tensor.name, [])
-    return Frontier(rows, sizes)
+    return Frontier(rows, sizes, early)
 
 
 def _gives_rows(inside: Inside, tensor: tf.Tensor) -> bool:
@@ -87,18 +97,62 @@ def _known_before(inside: Inside) -> Set[tf.Operation]:
     return inside.depending.intersection(_tf.op_walks.ancestors(taken, with_control=True))
 
 
-def rows_behind(inside: Inside, key: Key) -> List[tf.Tensor]:
-    """Return the rows whose lengths a number depends on."""
-    found: Dict[Key, tf.Tensor] = {}
+def awaited(inside: Inside, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """Return the operations outside, such as checks of shapes, for which some of those inside wait."""
+    own = ops if inside.branches is None else map(inside.branches.source, ops)
+    found = {other for op in own for other in op.control_inputs if not inside.is_covered(other)}
+    found -= {op for op in found if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None}
+    return found - {tensor.op for tensor in inside.batch}
+
+
+def is_of_shapes(inside: Inside, tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from shapes of rows inside, and from nothing else inside."""
+    stack, seen, has_shapes = [tensor], {tensor.name}, False
+    while stack:
+        one = stack.pop()
+        if _is_shape(inside, one):
+            has_shapes = True
+            continue
+        image = inside.image(one)
+        if image is None or image.op in inside.of_variables:
+            if image is None or image.op not in inside.ops or inside.analysis.layout(image.name) is not None:
+                return False
+            if _tf.graphs.outermost_frame(one.op) is not None:
+                return False
+            stack += [source for source in one.op.inputs if source.name not in seen]
+            seen.update(source.name for source in one.op.inputs)
+    return has_shapes
+
+
+def _is_shape(inside: Inside, tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the shape of rows inside, outside of loops and conditionals of TF 1."""
+    if tensor.op.type != "Shape" or not tensor.op.inputs[0].shape.rank:
+        return False
+    rows = tensor.op.inputs[0]
+    image = inside.image(rows)
+    is_of_rows = image is not None and _gives_rows(inside, image) and inside.analysis.layout(image.name) is not None
+    return is_of_rows and not any(_tf.graphs.outermost_frame(op) is not None for op in (rows.op, tensor.op))
+
+
+def taken_by_size(inside: Inside, key: Key) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+    """Return what a number depends on: shapes, and rows by whose lengths it does otherwise."""
+    rows: Dict[Key, tf.Tensor] = {}
+    shapes: Dict[Key, tf.Tensor] = {}
     stack = [inside.graph.get_tensor_by_name(key)]
     while stack:
-        for tensor in stack.pop().op.inputs:
+        one = stack.pop()
+        if _is_shape(inside, one):
+            shapes[one.name] = one
+            continue
+        for tensor in one.op.inputs:
             image = inside.image_of(tensor)
+            if image.op not in inside.of_variables:
+                continue
             if inside.analysis.layout(image.name) is not None:
-                found[tensor.name] = tensor
+                rows[tensor.name] = tensor
             elif image.op in inside.ops:
                 stack.append(tensor)
-    return [tensor for tensor in found.values() if tensor.name not in inside.fed]
+    return list(rows.values()), list(shapes.values())
 
 
 def statistics_taken(inside: Inside) -> Dict[Key, List[Edge]]:

@@ -123,7 +123,12 @@ class LinkedRows:
         if self._inside.given:
             others = self._run.with_other_values(list(rows_of))
             rows_of = {key: self._run.either(rows, others[key]) for key, rows in rows_of.items()}
-        floats = [one for one in self._frontier if is_differentiable(one)]
+        of_values = (
+            self._inside.not_constant
+        )  # the others, as zeros of some shape, have no gradient in plain TensorFlow
+        floats = [
+            one for one in self._frontier if is_differentiable(one) and self._inside.image_of(one).op in of_values
+        ]
         of_losses = [one for one in floats if self._is_of_losses(one)]
         for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
             if group:
@@ -187,10 +192,12 @@ class LinkedRows:
 
     def _of_segments(self, upstream: Sequence[Optional[tf.Tensor]], gradients: Gradients) -> List[Optional[Gradient]]:
         """Return the gradients by all sources, of rows that were computed in segments."""
+        rows = [self.joined[tensor.name] for tensor in self._frontier]
         filled = [
-            tf.zeros_like(self.joined[tensor.name]) if grad is None else tf.convert_to_tensor(grad)
-            for tensor, grad in zip(self._frontier, upstream)
+            tf.zeros_like(one) if grad is None else tf.convert_to_tensor(grad) for one, grad in zip(rows, upstream)
         ]
+        with tf.control_dependencies(rows):  # as in the plain program, what is computed forward is so before an update
+            filled = [tf.identity(grad) for grad in filled]
         of_images: Dict[Key, tf.Tensor] = {}
         for tensor, grad in zip(self._frontier, filled):
             key = self._inside.image_of(tensor).name

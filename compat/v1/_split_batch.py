@@ -30,10 +30,10 @@ from accum.compat.v1._frontier import (
     SCOPE,
     Edge,
     Frontier,
+    awaited,
     frontier_of,
     inside_before,
     repoint,
-    rows_behind,
     statistics_taken,
 )
 from accum.compat.v1._inside import ConstantBatch, Inside, is_random
@@ -347,12 +347,12 @@ def joined_rows(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf.Tens
         rows.link(run.computed(rows.forward, [run.joining(one) for one in rows.images], {}), None)
     taken = statistics_taken(inside) if statistics else {}
     try:
-        _repoint_all(inside, frontier, rows.joined)
+        _repoint_all(inside, run, frontier, rows.joined)
         if statistics:
             _use_statistics(inside, run, taken, made.statistics)
         _wait_as_before(inside, run, rows)
     except ValueError:  # then the program's own operations take what they took before
-        for key, edges in [*frontier.rows.items(), *frontier.sizes.items(), *taken.items()]:
+        for key, edges in [one for edges_of in (*frontier, taken) for one in edges_of.items()]:
             repoint(edges, graph.get_tensor_by_name(key))
         raise
     inside_before(graph).update(filter(inside.is_covered, graph.get_operations()))
@@ -377,17 +377,20 @@ def _segmented(inside: Inside, run: BatchInRun, rows: LinkedRows, recompute: boo
 
     sources = [one for one in rows.sources if one.name not in inside.fed]
     layouts = [inside.layout(one) for one in rows.images]
-    return segmented(rows.forward, rows.images, layouts, fed, run.size, sources, inside.statistics, draw, recompute)
+    known = run.known(rows.forward)
+    return segmented(
+        rows.forward, rows.images, layouts, fed, known, run.size, sources, inside.statistics, draw, recompute
+    )
 
 
-def _repoint_all(inside: Inside, frontier: Frontier, joined: Dict[Key, tf.Tensor]) -> None:
+def _repoint_all(inside: Inside, run: BatchInRun, frontier: Frontier, joined: Dict[Key, tf.Tensor]) -> None:
     """Let others take joined rows, and numbers that depend on their lengths."""
     for key, edges in frontier.rows.items():
         repoint(edges, joined[key])
-    for key, edges in frontier.sizes.items():
-        behind = rows_behind(inside, key)
-        part = Part([inside.graph.get_tensor_by_name(key)], behind + list(inside.fed.values()))
-        repoint(edges, part.compute(dict(inside.fed, **{one.name: joined[one.name] for one in behind}))[key])
+    for edges_of, rows in ((frontier.early, {}), (frontier.sizes, joined)):
+        sizes = run.sizes([inside.graph.get_tensor_by_name(key) for key in edges_of], rows)
+        for key, edges in edges_of.items():
+            repoint(edges, sizes[key])
 
 
 def _use_statistics(
@@ -408,17 +411,15 @@ def _use_statistics(
 
 def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
     """Let joined rows wait for what the operations inside wait for, such as averages that are moved in place."""
-    ops = rows.forward.ops if inside.branches is None else map(inside.branches.source, rows.forward.ops)
-    awaited = {other for op in ops for other in op.control_inputs if not inside.is_covered(other)}
-    awaited -= {op for op in awaited if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None}
-    awaited -= {tensor.op for tensor in inside.batch}
+    waits = awaited(inside, rows.forward.ops)
     for one in [] if inside.branches is None else inside.branches.frames:
         if one.has_effects and inside.is_frame_inside(one):
-            awaited.update(one.results)
+            waits.update(one.results)
     scope = inside.graph.get_name_scope() + "/"
     outlets = {joined.op for joined in rows.joined.values()}
-    needed = set(_tf.op_walks.ancestors([tensor.op for tensor in rows.forward.boundary], with_control=True))
-    for op in sorted(awaited, key=_tf.graphs.creation_order):
+    taken = [tensor.op for tensor in rows.forward.boundary if tensor.name not in run.known(rows.forward)]
+    needed = set(_tf.op_walks.ancestors(taken, with_control=True))
+    for op in sorted(waits, key=_tf.graphs.creation_order):
         before = set(_tf.op_walks.ancestors([op], with_control=True))
         if not any(other.name.startswith(scope) for other in before):
             _tf.graphs.add_control_input(run.total.op, op)  # so that the loops wait, too

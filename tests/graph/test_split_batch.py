@@ -1241,6 +1241,44 @@ def test_the_gradient_of_a_mean_takes_one_pass():
     assert len([name for name in names if name.endswith("segment/Tensordot/MatMul")]) == 4
 
 
+def spread_over(length, is_normalised):
+    """A network with 700 numbers for each place of a text of `length`, whose shape a check compares."""
+
+    def network():
+        x, y = tf1.placeholder(tf.float32, [None, length, 4], "x"), tf1.placeholder(tf.float32, [None, None], "y")
+        hidden = tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1))
+        if is_normalised:
+            mean, variance = tf.nn.moments(hidden, [0, 1])
+            hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+        spread = tf.tensordot(hidden, weight("last", [5, 700]), 1, name="spread")
+        with tf.control_dependencies([tf1.assert_equal(tf.shape(y), tf.shape(spread)[:-1], message="unlike texts")]):
+            return (x, y), tf.reduce_mean((tf.reduce_max(spread, 2) - y) ** 2)
+
+    return network
+
+
+SPREAD = {x: spread_over(*x) for x in [(6, False), (6, True), (None, False), (None, True)]}
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("network", list(SPREAD.values()), ids=map(str, SPREAD))
+def test_a_check_of_shapes_does_not_cost_what_it_compares(network, control_flow):
+    """As `sparse_softmax_cross_entropy_with_logits` has one of logits for each place of a text or an image."""
+    tensors, loss = network()
+    loss = accum.compat.v1.split_batch(loss, tensors, 2)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    told, options = tf1.RunMetadata(), tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, loss], dict(zip(tensors, (X, X[:, :, 0]))), options, told)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="unlike texts"):
+            session.run(loss, dict(zip(tensors, (X, X[:, :1, 0]))))  # which could be compared by broadcasting
+    nodes = [node for device in told.step_stats.dev_stats for node in device.node_stats]
+    assert not [node.node_name for node in nodes if node.node_name.startswith("spread/MatMul")]
+    largest = max(memory.total_bytes for node in nodes for memory in node.memory)
+    assert largest < N * 6 * 700 * 4 / 2
+
+
 @pytest.mark.law("L21")
 def test_a_tensor_before_the_loss_still_has_its_value():
     x, y = placeholders()

@@ -1,0 +1,120 @@
+"""After `split_batch`, a step computes nothing of the network for the whole batch (laws L18 and L21)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+from accum import _tf
+
+tf1 = tf.compat.v1
+RANDOM = np.random.RandomState(0)
+N, TIME, SIZE = 10, 6, 4
+IMAGES = RANDOM.normal(size=(N, TIME, 5, 3)).astype("float32")
+LENGTHS = RANDOM.randint(1, TIME + 1, size=N).astype("int32")
+
+
+def weight(name, shape):
+    first = np.random.RandomState(sum(map(ord, name))).normal(size=shape, scale=0.4).astype("float32")
+    return tf1.get_variable(name, shape, initializer=tf1.constant_initializer(first))
+
+
+def convolved(images, is_normalised):
+    hidden = tf.nn.conv2d(
+        images, weight("filters", [3, 3, 3, 4]), strides=[1, 1, 1, 1], padding="SAME", name="filtered"
+    )
+    if is_normalised:
+        mean, variance = tf.nn.moments(hidden, [0, 1, 2])
+        average = tf1.get_variable("average", [4], initializer=tf1.zeros_initializer(), trainable=False)
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign(0.9 * average + 0.1 * mean))
+        hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+    return tf.nn.relu(hidden)
+
+
+def read_as_text(images, lengths, is_normalised):
+    """Convolutions, then a loop over the columns of as many steps as the longest text, as `dynamic_rnn` has."""
+    hidden = convolved(images, is_normalised)
+    shape = tf.shape(hidden)
+    columns = tf.transpose(tf.reshape(hidden, [shape[0], shape[1], 20]), [1, 0, 2])
+    with tf.control_dependencies([tf1.assert_equal(tf.shape(lengths), tf.shape(columns)[1:2], message="lengths")]):
+        lengths = tf.identity(lengths)
+    steps = tf.minimum(tf.shape(columns)[0], tf.reduce_max(lengths))
+    kernel = weight("recurrent", [24, 4])
+
+    def step(time, state):
+        new = tf.tanh(tf.matmul(tf.concat([columns[time], state], 1), kernel))
+        keep = tf.cast(time < lengths, tf.float32)[:, tf.newaxis]
+        return time + 1, keep * new + (1.0 - keep) * state
+
+    first = tf.constant(0), tf.zeros([tf.shape(columns)[1], 4])
+    return tf.reduce_mean(tf.while_loop(lambda time, _: time < steps, step, first)[1] ** 2)
+
+
+def routed(images, lengths, is_normalised):
+    """A loop without weights that begins with zeros, as many as there are examples, as between capsules."""
+    capsules = tf.reshape(convolved(images, is_normalised), [-1, TIME, 20]) * weight("votes", [20])
+    votes = tf.stop_gradient(capsules)
+    step = lambda time, state: (time + 1, state + tf.reduce_sum(tf.tanh(votes * state[:, :, tf.newaxis] + 1.0), 2))
+    first = tf.constant(0), tf.zeros([tf.shape(capsules)[0], TIME])
+    shares = tf.nn.softmax(tf.while_loop(lambda time, _: time < 3, step, first)[1])
+    return tf.reduce_mean(tf.reduce_sum(shares[:, :, tf.newaxis] * capsules, [1, 2]) ** 2)
+
+
+def pooled(images, lengths, is_normalised):
+    hidden = tf.reduce_sum(convolved(images, is_normalised), [1, 2])
+    return tf.reduce_mean(tf.matmul(hidden, weight("last", [4, 1])) ** 2)
+
+
+def built(program, is_normalised, time, size=None, count=None):
+    """Add a program to the current graph. Returns (tensors to feed, loss, train op)."""
+    images = tf1.placeholder(tf.float32, [count, time, 5, 3])
+    lengths = tf1.placeholder(tf.int32, [count])
+    loss = program(images, lengths, is_normalised)
+    if size is not None:
+        loss = accum.compat.v1.split_batch(loss, (images, lengths), size)
+    with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        return (images, lengths), loss, tf1.train.GradientDescentOptimizer(0.02).minimize(loss)
+
+
+def trained(*arguments):
+    """Return ({variable: value}, losses) after three steps."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tensors, loss, train_op = built(*arguments)
+        session.run(tf1.global_variables_initializer())
+        feeds = dict(zip(tensors, (IMAGES, LENGTHS)))
+        logs = [session.run([loss, train_op], feeds)[0] for _ in range(3)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+CASES = [(read_as_text, False, TIME), (read_as_text, True, TIME), (read_as_text, False, None)]
+CASES += [(read_as_text, True, None), (routed, True, TIME), (routed, False, TIME)]
+
+
+@pytest.mark.law("L19", "L21")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}")
+def test_three_steps_are_those_of_the_full_batch(case, control_flow):
+    values, losses = trained(*case, SIZE)
+    expected, expected_losses = trained(*case)
+    assert abs(losses[2] - losses[0]) > 1e-3  # so steps were made
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=2e-6)
+    for name in expected:
+        np.testing.assert_allclose(values[name], expected[name], rtol=0, atol=5e-6, err_msg=name)
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}")
+def test_a_step_does_not_take_the_network_of_the_whole_batch(case, control_flow):
+    """Not even its shape, for how many steps a loop has, and for what a check compares."""
+    with tf.Graph().as_default() as graph:
+        _, loss, train_op = built(*case, SIZE)
+        taken = set(_tf.op_walks.ancestors([loss.op, train_op], with_control=True))
+        assert graph.get_operation_by_name("filtered") not in taken
+
+
+@pytest.mark.law("L21")
+def test_an_update_waits_for_all_that_the_loss_is_computed_from():
+    """Also where its gradient is a constant: what reads ref variables after the update would see other weights."""
+    with tf.Graph().as_default():
+        _, loss, train_op = built(pooled, True, TIME, SIZE, N)
+        loops = {op for op in _tf.op_walks.ancestors([loss.op], with_control=True) if op.type.endswith("While")}
+        assert loops and loops <= set(_tf.op_walks.ancestors([train_op], with_control=True))
