@@ -184,13 +184,15 @@ class BatchInRun:
         if unknown:
             part = Part([images[key] for key in unknown], list(self._inside.fed.values()), self._inside.is_taken)
             one = tf.minimum(self.total, 1)
-            rows = {key: (fed, self._inside.layout(self._inside.fed[key])) for key, fed in self.fed.items()}
             fed = {
-                key: rows_of_micro_batch(tensor, layout, tf.constant(0), one, self.total)
-                for key, (tensor, layout) in rows.items()
+                key: rows_of_micro_batch(
+                    rows, self._inside.layout(self._inside.fed[key]), tf.constant(0), one, self.total
+                )
+                for key, rows in self.fed.items()
                 if part.takes(key)
             }
-            values = part.compute(fed)
+            known = self.known(part)
+            values = part.compute(fed, lambda tensor: known.get(tensor.name, tensor))
             for key in unknown:
                 lengths[key] = tf.unstack(tf.shape(values[images[key].name]), num=len(lengths[key]))
         for key, tensor in new.items():
