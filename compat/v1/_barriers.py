@@ -70,6 +70,10 @@ def segmented(
         values = dict(zip(fed, tensors))
         names.update((tensor.name, key) for key, tensor in values.items())
         copies = part.compute(values, here)
+        for op in part.ops:
+            for copy, tensor in zip(copies[op.name].outputs, op.outputs):
+                if tensor.shape.rank and tensor.shape.as_list()[0] is None:
+                    copy.set_shape(tensor.shape)  # which the program may have set itself
         count = batch.count_of(batch.packed(tensors))
         for op in part.ops:
             draw(op, copies, marks, count)

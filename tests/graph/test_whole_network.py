@@ -61,6 +61,15 @@ def routed(images, lengths, is_normalised):
     return tf.reduce_mean(tf.reduce_sum(shares[:, :, tf.newaxis] * capsules, [1, 2]) ** 2)
 
 
+def with_lengths_that_are_set(images, lengths, is_normalised):
+    """Batch normalisation with a statistic for each row, whose number TensorFlow alone does not know."""
+    hidden = tf.reshape(tf.tanh(convolved(images, False)), [-1, tf.reduce_max([TIME, 2]), 20])
+    hidden.set_shape([None, TIME, 20])
+    mean, variance = tf.nn.moments(hidden, [0, 2], keepdims=True)
+    hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+    return tf.reduce_mean(tf.tensordot(hidden[:, 1], weight("last", [20, 1]), 1) ** 2)
+
+
 def pooled(images, lengths, is_normalised):
     hidden = tf.reduce_sum(convolved(images, is_normalised), [1, 2])
     return tf.reduce_mean(tf.matmul(hidden, weight("last", [4, 1])) ** 2)
@@ -88,7 +97,12 @@ def trained(*arguments):
 
 
 CASES = [(read_as_text, False, TIME), (read_as_text, True, TIME), (read_as_text, False, None)]
-CASES += [(read_as_text, True, None), (routed, True, TIME), (routed, False, TIME)]
+CASES += [
+    (read_as_text, True, None),
+    (routed, True, TIME),
+    (routed, False, TIME),
+    (with_lengths_that_are_set, True, TIME),
+]
 
 
 @pytest.mark.law("L19", "L21")
