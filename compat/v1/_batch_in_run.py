@@ -124,23 +124,33 @@ class BatchInRun:
         random = [op for op in part.ops if is_random(op) and op not in self._inside.trusted]
         if random:
             self.draws.begin()
-        whole = {key: (tensor, self._inside.layout(self._inside.fed[key])) for key, tensor in self.fed.items()}
-        whole.update(upstream)
-
         known = self.known(part)
 
         def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
-            fed = {
-                key: rows_of_micro_batch(tensor, layout, begin, count, self.total)
-                for key, (tensor, layout) in whole.items()
-                if part.takes(key)
-            }
-            values = part.compute(fed, lambda tensor: known.get(tensor.name, tensor))
+            values = self._part_of(part, begin, count, known, upstream)
             for op in random:
                 self.draw(self.draws, op, values, begin, count)
             return values
 
         return over_micro_batches(self.total, self.size, compute, combined)
+
+    def _part_of(
+        self,
+        part: Part,
+        begin: tf.Tensor,
+        count: tf.Tensor,
+        known: Dict[Key, tf.Tensor],
+        upstream: Dict[Key, Tuple[tf.Tensor, Layout]],
+    ) -> Dict[str, Any]:
+        """Compute a part for some examples, given the place of the first and their number."""
+        whole = {key: (tensor, self._inside.layout(self._inside.fed[key])) for key, tensor in self.fed.items()}
+        whole.update(upstream)
+        fed = {
+            key: rows_of_micro_batch(tensor, layout, begin, count, self.total)
+            for key, (tensor, layout) in whole.items()
+            if part.takes(key)
+        }
+        return part.compute(fed, lambda tensor: known.get(tensor.name, tensor))
 
     def known(self, part: Part) -> Dict[Key, tf.Tensor]:
         """Return {key of a number that a part takes from the graph: the same, computed from shapes}.
@@ -183,21 +193,12 @@ class BatchInRun:
         ]
         if unknown:
             part = Part([images[key] for key in unknown], list(self._inside.fed.values()), self._inside.is_taken)
-            one = tf.minimum(self.total, 1)
-            fed = {
-                key: rows_of_micro_batch(
-                    rows, self._inside.layout(self._inside.fed[key]), tf.constant(0), one, self.total
-                )
-                for key, rows in self.fed.items()
-                if part.takes(key)
-            }
-            known = self.known(part)
-            values = part.compute(fed, lambda tensor: known.get(tensor.name, tensor))
+            values = self._part_of(part, tf.constant(0), tf.minimum(self.total, 1), self.known(part), {})
             for key in unknown:
                 lengths[key] = tf.unstack(tf.shape(values[images[key].name]), num=len(lengths[key]))
         for key, tensor in new.items():
-            axis, each = layouts[key].axis, lengths[key][layouts[key].axis] if key in unknown else 1
-            lengths[key][axis] = self.whole * each
+            axis = layouts[key].axis
+            lengths[key][axis] = self.whole * lengths[key][axis] if key in unknown else self.whole
             self._shapes[key] = tf.stack([tf.cast(length, tensor.dtype) for length in lengths[key]])
 
     def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:

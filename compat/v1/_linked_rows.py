@@ -123,12 +123,9 @@ class LinkedRows:
         if self._inside.given:
             others = self._run.with_other_values(list(rows_of))
             rows_of = {key: self._run.either(rows, others[key]) for key, rows in rows_of.items()}
-        of_values = (
-            self._inside.not_constant
-        )  # the others, as zeros of some shape, have no gradient in plain TensorFlow
-        floats = [
-            one for one in self._frontier if is_differentiable(one) and self._inside.image_of(one).op in of_values
-        ]
+        # What depends on no value, such as zeros of some shape, has no gradient in plain TensorFlow.
+        of_values = [one for one in self._frontier if self._inside.image_of(one).op in self._inside.not_constant]
+        floats = list(filter(is_differentiable, of_values))
         of_losses = [one for one in floats if self._is_of_losses(one)]
         for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
             if group:

@@ -62,9 +62,9 @@ def routed(images, lengths, is_normalised):
 
 
 def with_lengths_that_are_set(images, lengths, is_normalised):
-    """Batch normalisation with a statistic for each row, whose number TensorFlow alone does not know."""
-    hidden = tf.reshape(tf.tanh(convolved(images, False)), [-1, tf.reduce_max([TIME, 2]), 20])
-    hidden.set_shape([None, TIME, 20])
+    """Batch normalisation with a statistic for each row, whose number `tf.tensordot` sets."""
+    hidden = tf.reshape(convolved(images, False), [-1, TIME, 20])
+    hidden = tf.tanh(tf.tensordot(hidden, weight("first", [20, 20]), 1))
     mean, variance = tf.nn.moments(hidden, [0, 2], keepdims=True)
     hidden = tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
     return tf.reduce_mean(tf.tensordot(hidden[:, 1], weight("last", [20, 1]), 1) ** 2)
@@ -97,12 +97,8 @@ def trained(*arguments):
 
 
 CASES = [(read_as_text, False, TIME), (read_as_text, True, TIME), (read_as_text, False, None)]
-CASES += [
-    (read_as_text, True, None),
-    (routed, True, TIME),
-    (routed, False, TIME),
-    (with_lengths_that_are_set, True, TIME),
-]
+CASES += [(read_as_text, True, None), (routed, True, TIME), (routed, False, TIME)]
+CASES += [(with_lengths_that_are_set, True, TIME)]
 
 
 @pytest.mark.law("L19", "L21")
