@@ -102,7 +102,8 @@ class ChosenBranches:
         self._contexts: Dict[str, List[Any]] = {}  # {name: the loops and conditionals of TF 1 in which a copy is}
         self._moving: Set[str] = set()  # the names of copies that are computed from the batch
         self._open = open_batch
-        self._batch = {tensor.name for tensor in batch}
+        self._begin = {tensor.name for tensor in batch}  # what is before these is not copied
+        self._batch = self._begin
         if open_batch is not None:
             self._aliases.update(open_batch.aliases)
             self._batch = open_batch.keys
@@ -112,6 +113,8 @@ class ChosenBranches:
         self.before_losses = set(_tf.op_walks.ancestors([loss.op for loss in losses]))
         self._outermost = self._frames_of_tf_1()
         for op in self._ordered([loss.op for loss in losses]):
+            if self._is_begin(op):
+                continue
             self._owner = op
             self._visit(op.name, op.node_def, [tensor.name for tensor in op.inputs], len(op.outputs))
         self._copies = self._imported()
@@ -159,6 +162,8 @@ class ChosenBranches:
         """Return what is computed before operations, each after what it takes, but for what a loop hands back."""
 
         def sources(op: tf.Operation) -> List[tf.Operation]:
+            if self._is_begin(op):
+                return []
             waited = op.control_inputs if self._is_in_frame(op) else []
             within = [one for one in waited if self._is_in_frame(one) and not _tf.op_walks.changes_variable(one)]
             return [one.op for one in op.inputs if one.op.type not in NEXT] + within
@@ -176,6 +181,10 @@ class ChosenBranches:
             starts += [op for op in new if op not in found]
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _is_begin(self, op: tf.Operation) -> bool:
+        used = [tensor.name for tensor in op.outputs if tensor.consumers()]
+        return bool(used) and self._begin.issuperset(used)
 
     def _depends(self, key: Key) -> bool:
         return key in self._batch or _tf.graph_parts.name_of(key) in self._protos
@@ -213,7 +222,7 @@ class ChosenBranches:
         depends = any(map(self._depends, keys))
         is_within = self._is_in_frame(self._owner) or name != self._owner.name
         is_list = bool(self._outermost) and _tf.graphs.makes_container(self._owner)  # which each loop fills
-        if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within or is_list):
+        if proto.op in LEFT or not (depends or is_other or is_within or is_list):
             return
         is_drawn = proto.op in _tf.random_ops.STATEFUL_DRAWS or "PyFunc" in proto.op
         if is_drawn and not self._is_behind_variables(self._owner):
@@ -336,6 +345,8 @@ class ChosenBranches:
             if proto.name not in done:
                 visit(proto)
         for output, argument in zip(outputs, body.signature.output_arg):
+            if output in self._begin:
+                continue
             key = key_of(body.ret[argument.name])
             self._aliases[output] = self._aliases.get(key, key)
 

@@ -17,7 +17,7 @@ STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
 LENGTHS = ("Cast", "Identity", "Mul", "Pack", "StopGradient")
 """Types of operations by which programs compute the lengths of axes from numbers."""
 
-MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
+MADE = ("Fill", "ZerosLike")
 """Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
 
 

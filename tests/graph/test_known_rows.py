@@ -196,6 +196,45 @@ def test_batch_normalisation_and_the_loss_may_take_the_same_number_of_the_data()
     assert_split(loss_of, [4])
 
 
+def trained_with_noise(size, given, is_normalised):
+    """Return the gradients by weights with noise, and without, of a network to which noise may be fed.
+
+    Two Booleans are fed: whether there is noise, and whether the network is in training.
+    """
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+        noise = tf1.placeholder_with_default(tf.zeros_like(x), [None, 4])
+        is_noisy, training = (tf1.placeholder_with_default(False, [], name) for name in ("noisy", "training"))
+        hidden = tf.cond(is_noisy, lambda: x + noise, lambda: x)
+        if is_normalised:
+            hidden = tf.matmul(hidden, weight("before", [4, 4]))
+            hidden = tf.nn.batch_normalization(hidden, *tf.nn.moments(hidden, [0]), None, None, 1e-3)
+        loss = tf.reduce_mean(losses_of(tf.cond(training, lambda: 2.0 * hidden, lambda: hidden), classes))
+        if size is not None:
+            with silent():
+                chosen = {is_noisy: True, training: True}
+                loss = accum.compat.v1.split_batch(
+                    loss, (x, classes), size, given={t: chosen[t] for t in given(chosen)}
+                )
+        grads = tf1.gradients(loss, tf1.trainable_variables())
+        session.run(tf1.global_variables_initializer())
+        data = np.random.RandomState(1).normal(size=(2, N, 4)).astype("float32")
+        feeds = {x: data[0], classes: CLASSES, is_noisy: True, training: True}
+        return session.run(grads, {**feeds, noise: data[1]}), session.run(grads, feeds)
+
+
+@pytest.mark.parametrize("is_normalised", [False, True], ids=["", "behind batch normalisation"])
+@pytest.mark.parametrize(
+    "given", [list, lambda both: list(both)[:1], lambda both: list(both)[1:]], ids=["both", "noise", "training"]
+)
+def test_rows_that_may_be_fed_are_taken_where_a_branch_is_chosen(given, is_normalised, control_flow):
+    """They are those of the examples: by default, they are computed from these. A branch takes them alone."""
+    ours, whole = trained_with_noise(3, given, is_normalised), trained_with_noise(None, given, is_normalised)
+    for one, other in zip(sum(ours, []), sum(whole, [])):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert np.abs(whole[0][0] - whole[1][0]).max() > 1e-3
+
+
 @pytest.mark.law("L17")
 def test_why_a_constant_number_of_examples_is_not_split_is_named(control_flow_of_tf_2):
     """A loop of TensorFlow 2, whose body holds the number."""
