@@ -2,7 +2,6 @@
 
 from typing import Any, List
 
-from accum import _tf
 from accum._tf import tf
 from accum.testing._order import unordered_variables
 from accum.testing._report import EqualityReport, Suspect
@@ -84,21 +83,13 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
                 "Build the graph without them for the check; in training they do no harm",
             )
         )
-    means = _tf.graph_losses.means_over_different_counts(parts.graph)
-    if means:
-        suspects.append(
-            Suspect(
-                "a sum of losses",
-                f"`{means[0]}` and `{means[1]}` are means over different things, so no weight is right for both",
-                'Pass `minimize([losses], weight=[counts])`, see "Losses with several denominators" in the guide',
-            )
-        )
     suspects.append(
         Suspect(
             "the loss",
             "it may be a mean over something else than examples, or depend on several of them together, as batch "
             "normalisation does",
-            "Pass what it counts as `weight=`, or split the batch by `accum.compat.v1.value_and_gradients`",
+            "Pass what it counts as `weight=`, or several losses by `minimize([losses], weight=[counts])`, or split "
+            "the batch by `accum.compat.v1.value_and_gradients`",
         )
     )
     return suspects
