@@ -123,7 +123,7 @@ def work_here(task):
     size = task["batch"] if size == "auto" else size
     return {
         "peak": host_peak_mib() * MIB,
-        "predicted": noted["peaks"].expected_of_step(size) if noted["peaks"] else None,
+        "predicted": noted["peaks"].expected(size) if noted["peaks"] else None,
         "size": size,
         "cost": sum(noted["seconds"][1:])
         / step,  # TensorFlow prepares the graph in the first one, as in any first step

@@ -106,11 +106,9 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 
-def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge, monkeypatch):
-    """Sums that stay in use until the update: 200 MiB, of which 150 may be used."""
-    monkeypatch.setattr(gauge, "now", lambda self: (200 if self.sizes else 90) * MIB)
-    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
-    with pytest.warns(UserWarning, match="is 5 from now on.*One example at a time may not fit either"):
+def test_one_example_that_exceeds_the_limit_is_named(gauge):
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=105 * MIB)
+    with pytest.warns(UserWarning, match="is 1 from now on.*One example at a time may not fit either"):
         trained(model)
 
 

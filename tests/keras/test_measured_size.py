@@ -80,13 +80,3 @@ def test_all_kinds_of_memory_have_to_suffice():
 def test_micro_batches_are_as_few_and_as_even_as_possible(size, count, even):
     assert evened(size, count) == even
     assert -(-count // even) == -(-count // size)
-
-
-def test_the_update_raises_what_is_expected_of_a_step_and_leaves_the_size_alone():
-    with_update, without = Peaks(BASE, BASE + 100 * MIB, BASE + 500 * MIB), Peaks(BASE, BASE + 100 * MIB)
-    for peaks in (with_update, without):
-        for size in (1, 2, 4):
-            peaks.add(size, BASE + 10 * size * MIB)
-    assert with_update.expected_of_step(4) == BASE + 500 * MIB
-    assert without.expected_of_step(4) == BASE + 40 * MIB
-    assert chosen_size([with_update], 64) == chosen_size([without], 64)

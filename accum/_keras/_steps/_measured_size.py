@@ -47,13 +47,11 @@ class Peaks:
     Args:
       base: bytes that any size needs, such as weights, the optimizer's variables and the sum of gradients.
       limit: bytes that may be used.
-      floor: bytes that the optimizer's step is expected to need, whatever the size is.
     """
 
-    def __init__(self, base: int, limit: int, floor: int = 0) -> None:
+    def __init__(self, base: int, limit: int) -> None:
         self.base = base
         self.limit = limit
-        self.floor = floor
         self.points: List[Point] = []
 
     def add(self, size: int, peak: int) -> None:
@@ -69,13 +67,6 @@ class Peaks:
         if size <= last.size:
             return float(self.points[0].peak)
         return last.peak + (size - last.size) * self._slope()
-
-    def expected_of_step(self, size: int) -> float:
-        """Return the bytes that a whole step is expected to need, with micro-batches of `size` and its update.
-
-        The choice does not depend on it: smaller micro-batches make the update no smaller.
-        """
-        return max(self.expected(size), float(self.floor))
 
     def estimate(self, size: int) -> float:
         """Return the bytes that a size probably needs, by the last two points; `expected` is more cautious."""

@@ -44,11 +44,6 @@ from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
 
-TENSORS_OF_UPDATE = 2
-"""How many tensors of each weight's size are alive in the optimizer's step beside the sums of the gradients: the mean
-gradient, and one of an update rule (fitted to the peaks of ResNet50 and VGG16 in benchmarks/README.md)."""
-
-
 IN_UPDATE = (
     "Memory ran out while the optimizer made its step, or after it, so some weights may be updated and others not: "
     "restore a checkpoint. Splitting the batch further does not help an update: the optimizer's variables and one "
@@ -82,13 +77,11 @@ class Prepared(NamedTuple):
       gauges: what measures it.
       bases: bytes in use before the first gradients.
       reserved: bytes to reserve for the graph of the optimizer's first step.
-      floors: bytes that the optimizer's step is expected to need.
     """
 
     gauges: List[Gauge]
     bases: List[int]
     reserved: List[int]
-    floors: List[int]
 
 
 class AutoSizedSteps:
@@ -312,21 +305,13 @@ class AutoSizedSteps:
         result = self._attempt(data, 1, 2)
         if result is None:
             return None
-        in_use = [gauge.now() for gauge in gauges]  # with the sums of the gradients
         usable = [not gauge.is_blind(peak) for gauge, peak in zip(gauges, earlier)]
         if not self._is_possible_everywhere(any(usable)):
             return None
         gauges = [gauge for gauge, is_usable in zip(gauges, usable) if is_usable]
         bases = [base for base, is_usable in zip(bases, usable) if is_usable]
-        in_use = [now for now, is_usable in zip(in_use, usable) if is_usable]
         reserved = self._reserved(result[SUMS], gauges) if SUMS in result else [0 for _ in gauges]
-        # Where gradients and update are one function, the sums are gone.
-        update = (TENSORS_OF_UPDATE + (LOGS in result)) * self._bytes_of_weights()
-        floors = [
-            base + int(gauge.spread * (now - base + update)) + reserve
-            for gauge, base, now, reserve in zip(gauges, bases, in_use, reserved)
-        ]
-        return Prepared(gauges, bases, reserved, floors)
+        return Prepared(gauges, bases, reserved)
 
     def _bytes_of_weights(self) -> int:
         weights = [_tf.variables.native(var) for var in self._model.trainable_variables]
@@ -337,7 +322,7 @@ class AutoSizedSteps:
 
         None if memory runs out although it should suffice: then only halving finds a size.
         """
-        gauges, bases, reserved, floors = ready
+        gauges, bases, reserved = ready
         least, of_examples = 0, [0.0 for _ in gauges]
         if self._model._accum.whole_batch:  # then tensors of the whole batch need memory too
             least = max(2, math.ceil(count / REACH))
@@ -347,8 +332,8 @@ class AutoSizedSteps:
             of_examples = [max(0, most - fewer) / (least - least // 2) for fewer, most in zip(few, more)]
         sums = self._bytes_of_weights()
         peaks = [
-            Peaks(base + sums + reserve + int(slope * count), gauge.limit, floor)
-            for gauge, base, reserve, floor, slope in zip(gauges, bases, reserved, floors, of_examples)
+            Peaks(base + sums + reserve + int(slope * count), gauge.limit)
+            for gauge, base, reserve, slope in zip(gauges, bases, reserved, of_examples)
         ]
         size = 1
         while 0 < size < WHOLE_BATCH:
@@ -560,7 +545,7 @@ def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], count: int) -> st
     """Return what was measured, in words, by the gauge whose limit a whole batch would exceed most."""
     own, gauge = max(zip(peaks, gauges), key=lambda pair: pair[0].estimate(count) / pair[0].limit)
     parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)
-    unlike = "" if own.expected_of_step(1) <= own.limit else ". One example at a time may not fit either"
+    unlike = "" if own.expected(1) <= own.limit else ". One example at a time may not fit either"
     return (
         f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, but only "
         f"{own.limit / MIB:,.0f} MiB may be used (`memory_limit`){unlike}. Measured: {parts}"
