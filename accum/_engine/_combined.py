@@ -212,14 +212,22 @@ class SlicesSum(Concatenated):
       values, indices: those of the slices.
       dense_shape: list of ints.
       are_positions: whether the rows depend on no example, so that micro-batches of the same shape have the same ones.
+      are_same: whether all micro-batches have the same rows, as of all positions. The full batch has each of them once,
+        and clipping and some optimizers would treat their parts one by one.
     """
 
     def __init__(
-        self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int], are_positions: bool = False
+        self,
+        values: tf.Tensor,
+        indices: tf.Tensor,
+        dense_shape: Sequence[int],
+        are_positions: bool = False,
+        are_same: bool = False,
     ) -> None:
         super().__init__(values, indices)
         self._dense_shape = dense_shape
         self._are_positions = are_positions
+        self._are_same = are_same
 
     def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
         return self.values if self._is_alike(compiled) else super().start(loops, compiled)
@@ -231,7 +239,7 @@ class SlicesSum(Concatenated):
 
     def _is_alike(self, compiled: bool) -> bool:
         """Whether each micro-batch has the same rows: XLA lets all have positions of one length."""
-        return compiled and self._are_positions
+        return self._are_same or (compiled and self._are_positions)
 
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
         if self._is_alike(compiled):
@@ -257,24 +265,6 @@ def _once_if_alike(values: tf.Tensor, indices: tf.Tensor, parts: tf.Tensor) -> T
     return tf.cond(is_alike, once, lambda: (values, indices))
 
 
-class SlicesOfSameRows(Combined):
-    """`tf.IndexedSlices` to be added up that have the same rows in each micro-batch, such as those of positions.
-
-    The full batch has each of them once, and clipping and some optimizers would treat their parts one by one.
-    """
-
-    def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:
-        super().__init__(values, indices)
-        self._dense_shape = dense_shape
-
-    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
-        return [*Sum(self.values[0]).add(state, index, compiled), state[1]]
-
-    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
-        values, indices = state
-        return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
-
-
 def gradient_sum(
     grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar], examples: Sequence[tf.Tensor] = ()
 ) -> Optional[Combined]:
@@ -292,7 +282,7 @@ def gradient_sum(
             return SlicesSum(values, grad.indices, shape)
         given = {tensor.op for tensor in examples}
         if _tf.op_walks.depends_on_variables_alone(grad.indices, examples=given):
-            return SlicesOfSameRows(values, grad.indices, shape)
+            return SlicesSum(values, grad.indices, shape, are_same=True)
         are_positions = _tf.op_walks.depends_on_variables_alone(grad.indices, or_lengths=True, examples=given)
         return SlicesSum(values, grad.indices, shape, are_positions)
     grad = weighted(tf.cast(grad, dtype), weight)
