@@ -111,10 +111,6 @@ class CutGraph:
     def _inputs(self, node: Any) -> List[Key]:
         return [self._aliases.get(key, key) for key in node.inputs]
 
-    def inputs_of(self, name: str) -> List[Key]:
-        """Return the keys of the tensors that an operation takes."""
-        return self._inputs(self._nodes[name])
-
     def _end_without_effect(self) -> None:
         """Let the gradient be 0 by what is called with the whole batch, or by what it returns, but has no effect."""
         for whole in self.trace.wholes:
