@@ -24,7 +24,6 @@ class StepContext(NamedTuple):
       parts: for each listener of the optimizer, what it has seen of the micro-batches of the batch.
       calls: the `WholeBatchCalls` that stand in for calls of the model, or None.
       metrics: the `StepMetrics` of a micro-batch, or None.
-      added_sums: the `AddedSums` of a micro-batch, or None.
       trimmed: the `TrimmedTime` of a micro-batch, or None.
     """
 
@@ -34,7 +33,6 @@ class StepContext(NamedTuple):
     parts: Sequence[PartsSeen] = ()
     calls: Any = None
     metrics: Any = None
-    added_sums: Any = None
     trimmed: Any = None
 
     @property

@@ -114,11 +114,6 @@ CLONES = Patch(
 )
 LOGGED_STEP = Patch("`train_step` of a plain model", "one `fit`", "a `StepLogger` sees its logs")
 METRICS = Patch("`update_state` and `result` of metrics", "one run or trace of a step", "they wait for the whole batch")
-ADDED_LOSSES = Patch(
-    "`_aggregate_additional_loss` of the model",
-    "one run or trace of a step on a micro-batch",
-    "what layers add by example sums up to that of the batch",
-)
 CONTAINERS = Patch(
     "`build` of the containers of losses and metrics", "one run or trace of a step", "only then do losses exist"
 )

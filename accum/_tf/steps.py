@@ -329,18 +329,3 @@ def keeping_added_losses(model: tf.keras.Model) -> Iterator[None]:
 def is_summed(loss: Any) -> bool:
     """Whether Keras adds up a loss that a layer has added, which may have one entry for each example."""
     return tf.TensorShape(getattr(loss, "shape", ())).rank != 0
-
-
-LOGS_ADDED_MEAN = not IS_KERAS_3
-"""Whether the log of the loss has the mean of the entries of such a loss."""
-
-
-def changing_added_losses(model: tf.keras.Model, change: Callable[[Any], Any]) -> Any:
-    """Return a context in which Keras adds up `change(loss)` of each loss that layers have added.
-
-    A `ReportingLoss` does so in Keras 2. In the first releases of Keras 3, nothing does.
-    """
-    own = getattr(model, "_aggregate_additional_loss", None)
-    if own is None:
-        return contextlib.ExitStack()
-    return patches.ADDED_LOSSES.on(model, _aggregate_additional_loss=lambda loss: own(change(loss)))

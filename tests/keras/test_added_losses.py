@@ -75,8 +75,9 @@ def test_micro_batches_add_up_to_the_batch(shape):
 
 
 @pytest.mark.law("L21")
-def test_entries_are_named_where_they_could_be_of_features():
-    said = trained(of_layers, eagerly=True, micro_batch_size=4, whole_batch=())[2]
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+def test_entries_of_micro_batches_are_named(eagerly):
+    said = trained(of_layers, eagerly=eagerly, micro_batch_size=4, whole_batch=())[2]
     assert len(said) == 1 and "Keras adds up the entries" in said[0]
 
 

@@ -3,9 +3,8 @@
 from typing import Any, Callable, Sequence
 
 from accum import _check, _tf
-from accum._keras import _step_context
 from accum._keras._optimizer._internals import internals_of
-from accum._keras._steps._added_sums import may_have_entries
+from accum._keras._steps._added_losses import may_have_entries
 from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import Data, Nested, tf
 
@@ -34,16 +33,15 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
       is_split: whether losses are those of the micro-batches of a batch.
       is_cycle: whether gradients of several batches are averaged.
     """
-    sums, added = _step_context.of_model(model).added_sums, _tf.steps.added_losses(model)
-    summed = [loss for loss in added if (may_have_entries if sums is None else sums.has_entries)(loss)]
-    if not is_cycle and (not is_split or (sums is not None and sums.has_scaled)):
-        summed = []
-    summed += [loss for loss in added if sums is not None and sums.is_ambiguous(loss)]
-    if summed and model._accum.is_first_time("summed losses"):
+    own = model._accum
+    is_proven = own.is_exact_by_default and own.size.tokens is None  # to depend on no example, or else it is not split
+    summed = [loss for loss in _tf.steps.added_losses(model) if may_have_entries(loss)]
+    may_differ = not is_proven if is_split else is_cycle
+    if summed and may_differ and own.is_first_time("summed losses"):
         _check.warn(
             "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
-            "them than the full batch: add their mean, or pass `micro_batch_size`, without "
-            f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}. [accum: added-losses]",
+            "them than the full batch: add their mean, or pass `micro_batch_size` alone. "
+            f"Received: losses of shape {[tuple(loss.shape) for loss in summed]}. [accum: added-losses]",
             _check.InexactWarning,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 from accum import _tf
 from accum._engine import _replicas
 from accum._keras import _step_context
-from accum._keras._steps._added_sums import is_of_no_example, sources
+from accum._keras._steps._added_losses import is_of_no_example, sources
 from accum._tf import Nested, tf
 from accum._tf.types import KerasContainer
 
@@ -89,10 +89,7 @@ class ReportingLoss:
     def __call__(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
     ) -> tf.Tensor:
-        context, name = _step_context.of_model(self._model), "regularization_losses"  # in Keras 2, passed by name
-        sums = context.added_sums
-        if sums is not None and kwargs.get(name):
-            kwargs[name] = [sums.of_batch(loss) for loss in kwargs[name]]  # type: ignore[attr-defined]
+        context = _step_context.of_model(self._model)
         if context.replica_losses is None:
             return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
         with context.replica_losses.compiled(self.container, y_true, y_pred, sample_weight) as gathered:

@@ -23,7 +23,6 @@ from accum._keras._diagnosis._moved_state import StateWatch, warn_of_batches_in_
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._keras._step_listener import PartsSeen
-from accum._keras._steps._added_sums import AddedSums
 from accum._keras._steps._batch_draws import BatchDraws, warn_of_eager_draws
 from accum._keras._steps._optimizer_calls import Call, Collector
 from accum._keras._steps._step_metrics import StepMetrics
@@ -49,7 +48,6 @@ class SplitStep:
         self._metrics: Any = None
         self._collector: Any = None
         self._sizes: Any = None  # the `Sizes` of the batch
-        self._total: Size = 0
         self._check_states()
 
     def _check_states(self) -> None:
@@ -68,7 +66,7 @@ class SplitStep:
     ) -> Nested:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         micro_batches = self._cut(data)
-        self._sizes, self._total = micro_batches.sizes, micro_batches.batch.count
+        self._sizes = micro_batches.sizes
         warn_of_eager_draws(self._model)
         compiled = self._compiled or self._compiles_parts
         draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
@@ -149,7 +147,6 @@ class SplitStep:
             self._collector, self._metrics = Collector(is_of_part=True), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
-                stack.enter_context(self._summing_added(index))
                 for optimizer in self._model._accum.optimizers:
                     if _tf.optimizers.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
@@ -169,18 +166,6 @@ class SplitStep:
                 _check.InexactWarning,
             )
         return totals
-
-    @contextlib.contextmanager
-    def _summing_added(self, index: Index) -> Iterator[None]:
-        """Let losses that layers add for each example come out as their sum over the batch, if weights allow it."""
-        own = self._model._accum
-        if self._steps.sums_losses or not own.options.weighs_as_keras:
-            yield
-            return
-        sums = AddedSums(self._count_at(index), self._total)
-        with _step_context.entering(self._model, added_sums=sums):
-            with _tf.steps.changing_added_losses(self._model, sums.of_batch):
-                yield
 
     def _seen(self, call: Call, index: Index) -> List[Sum]:
         """Return what each listener of an optimizer has seen of its call for a micro-batch."""
@@ -306,7 +291,7 @@ class SplitStep:
 
         def micro_batch(part: Data, index: Index) -> Nested:
             self._metrics = StepMetrics(self._model, self._count_at(index))
-            with self._metrics.watching(), self._summing_added(index):
+            with self._metrics.watching():
                 logs, weight = self._steps.run_test(part)
             return self._metrics.parts(logs, weight, sums)
 
