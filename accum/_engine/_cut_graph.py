@@ -671,7 +671,8 @@ class CutGraph:
         wanted = [key for key in phase.fetches if key not in values]
         tensors: List[Any] = []
         if protos:
-            tensors = _tf.graph_parts.import_part(self._graph_def, protos, values, wanted + list(phase.effects))
+            fetches = wanted + list(phase.effects)
+            tensors = _tf.graph_parts.import_part(self._graph_def, protos, values, fetches, self.trace.graph)
         result = dict(zip(wanted, tensors))
         result.update({key: values[key] for key in phase.fetches if key in values})
         with tf.control_dependencies(tensors[len(wanted) :] if not tf.executing_eagerly() else []):

@@ -141,7 +141,8 @@ class Part:
         wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
         names = [op.name for op in self.ops]
         protos, _ = with_own_frames(self._protos, self._graph)
-        made = _tf.graph_parts.import_part(self._definition(), protos, feeds, wanted + names) if names else []
+        fetches = wanted + names
+        made = _tf.graph_parts.import_part(self._definition(), protos, feeds, fetches, self._graph) if names else []
         result = dict(zip(wanted + names, made))
         for name in self._free:  # TensorFlow lets them wait for the loop in which they are copied, not for their own
             _tf.graphs.remove_control_inputs(result[name])

@@ -71,6 +71,7 @@ class Segments:
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
         self.kept = kept_keys(is_needed, cuts)
         self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
+        self.kept |= {key for mark in trace.wholes for key in mark.parts if key in uses}  # nothing computes it again
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
         for begin, end in zip(cuts, cuts[1:] + [graph.count]):

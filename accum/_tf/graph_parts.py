@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
+from accum._tf.graphs import graphs_within, notes_of
 from accum._tf.op_walks import (
     FUSED_BATCH_NORMS,
     ancestors,
@@ -82,6 +83,7 @@ def import_part(
     protos: Sequence[Any],
     feeds: Dict[Key, tf.Tensor],
     fetches: Sequence[str],
+    source: Optional[tf.Graph] = None,
 ) -> List[Any]:
     """Add operations of another graph to the current one.
 
@@ -90,6 +92,8 @@ def import_part(
       protos: list of `NodeDef`.
       feeds: {key: tensor of the current graph that takes the place of that one}; they may take fewer.
       fetches: keys of tensors, or names of operations.
+      source: the graph from which they are, if that is another one. If they call its functions, what is traced keeps it
+        alive: TensorFlow forgets the functions of a graph that is collected.
 
     Returns:
       List of the tensors and operations in `fetches`.
@@ -98,6 +102,8 @@ def import_part(
     part.versions.CopyFrom(graph_def.versions)
     if any(functions_of(proto) for proto in protos):
         part.library.CopyFrom(graph_def.library)
+        for graph in graphs_within(None)[-1:]:
+            notes_of(graph).setdefault("accum_sources", set()).add(source)
     part.node.extend(protos)
     taken = {key for proto in protos for key in proto.input}
     taken_feeds = {key: tensor for key, tensor in feeds.items() if key in taken}

@@ -1,6 +1,7 @@
 """`accum.value_and_gradients`: the gradients of a whole batch in a loop of one's own, in micro-batches (law L18)."""
 
 import functools
+import gc
 import inspect
 
 import numpy as np
@@ -1175,3 +1176,61 @@ def test_whatever_a_function_makes_of_its_examples_is_that_of_the_full_batch(nam
     call = lambda: accum.value_and_gradients(loss, (tf.constant(X), shares), [kernel], 4, **options)
     ours = tf.function(call)() if is_traced else call()
     assert apart([ours[0], *ours[1]], expected) < 2e-5
+
+
+@tf.function
+def normalised(x, kernel):
+    hidden = tf.matmul(x, kernel)
+    return tf.nn.batch_normalization(hidden, *tf.nn.moments(hidden, [0]), 0.5, None, 1e-3)
+
+
+def with_branches_in_a_loop(x, y, kernel):
+    """TensorFlow traces a function for the loop, and for each branch in it."""
+    total, hidden = 0.0, normalised(x, kernel)
+    for column in tf.range(2):
+        error = hidden[:, column] - y[:, column]
+        branches = [functools.partial(tf.reduce_mean, one) for one in (error**2, error)]
+        total += tf.cond(tf.reduce_mean(error) > 0.1, *branches)
+    return total
+
+
+def lovasz_hinge(x, y, kernel):
+    """The errors in their order, times weights that depend on all classes in that order (Berman et al., 2018)."""
+    errors = 1.0 - tf.matmul(x, kernel)[:, 0] * (2.0 * tf.cast(y[:, 0] > 0, tf.float32) - 1.0)
+    errors, places = tf.math.top_k(errors, k=tf.shape(errors)[0])
+    classes = tf.gather(tf.cast(y[:, 0] > 0, tf.float32), places)
+    number = tf.reduce_sum(classes)
+    losses = 1.0 - (number - tf.cumsum(classes)) / (number + tf.cumsum(1.0 - classes))
+    weights = tf.stop_gradient(tf.concat([losses[:1], losses[1:] - losses[:-1]], 0))
+    return tf.tensordot(tf.nn.relu(errors), weights, 1)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("function", [with_branches_in_a_loop, lovasz_hinge], ids=lambda one: one.__name__)
+def test_a_traced_step_runs_after_python_has_collected_what_it_was_made_of(function):
+    """In the hinge, one function of the whole batch takes what another one returns, and no more is known of that."""
+    kernel = tf.Variable(KERNEL)
+    x, y = tf.constant(X), tf.constant(Y)
+
+    @tf.function
+    def whole(x, y):
+        with tf.GradientTape() as tape:
+            value = tf.function(function)(x, y, kernel)
+        return value, tape.gradient(value, kernel)
+
+    @tf.function
+    def split(x, y):
+        call = tf.function(lambda x, y: function(x, y, kernel))
+        return accum.value_and_gradients(call, (x, y), [kernel], 4)
+
+    expected = whole(x, y)
+    gc.disable()
+    try:
+        split.get_concrete_function(x, y)
+    finally:
+        gc.enable()
+    gc.collect()
+    ours = split(x, y)
+    assert apart([ours[0], *ours[1]], expected) < 2e-6
+    parts = [whole(x[i : i + 4], y[i : i + 4])[0] for i in range(0, N, 4)]
+    assert abs(np.mean(parts) - expected[0]) > 1e-2
