@@ -1,6 +1,6 @@
 """Find what a train op of a static graph reads and changes in no fixed order, and put its updates in one."""
 
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Set, Tuple
 
 from accum import _tf
 from accum._tf import tf
@@ -11,7 +11,7 @@ PASSES = ("Identity", "RefIdentity", "ReadVariableOp") + _tf.op_walks.ENTRANCES
 def order_updates(train_op: Any) -> None:
     """Let every update of a train op wait until everything that does not depend on an update is computed."""
     ops = _Ops(_checked(train_op))
-    left_out = ops.after_updates | ops.behind_switches()
+    left_out = ops.after_updates | ops.behind_switches() | ops.within_loops()
     before = [op for op in ops.all if id(op) not in left_out and not _tf.graphs.is_in_control_flow(op)]
     inputs = {id(source) for op in before for source in _tf.op_walks.sources_of(op)}
     last = [op for op in before if id(op) not in inputs and op.type != "Placeholder"]
@@ -92,11 +92,17 @@ class _Ops:
         What waits for one of them does not run either, and nothing says so.
         """
         switches = [op for op in self.all if op.type in ("Switch", "RefSwitch")]
+        return self._reached([user for op in switches for user in self._users.get(id(op), [])], _tf.op_walks.MERGES)
+
+    def within_loops(self) -> Set[int]:
+        """Return the ids of ops within loops of TF 1, also of copies, which TensorFlow does not note."""
+        return self._reached([op for op in self.all if op.type in _tf.op_walks.ENTERS], ())
+
+    def _reached(self, waiting: List[tf.Operation], ends: Tuple[str, ...]) -> Set[int]:
         reached: Set[int] = set()
-        waiting = [user for op in switches for user in self._users.get(id(op), [])]
         while waiting:
             op = waiting.pop()
-            if id(op) not in reached and op.type not in _tf.op_walks.MERGES + _tf.op_walks.EXITS:
+            if id(op) not in reached and op.type not in ends + _tf.op_walks.EXITS:
                 reached.add(id(op))
                 waiting += self._users.get(id(op), [])
         return reached

@@ -8,7 +8,7 @@ from accum._engine._part import Key, Part
 from accum._rows import Layout
 from accum._tf import tf
 from accum.compat.v1._frontier import is_of_shapes, taken_by_size
-from accum.compat.v1._inside import Inside, is_random
+from accum.compat.v1._inside import Inside, is_random, lengths_found_in
 from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
 
 tf1 = tf.compat.v1
@@ -174,8 +174,10 @@ class BatchInRun:
         self._find_shapes([one for one in every if one.name not in of_joined])
         sizes = {}
         for tensor, (rows, shapes) in zip(tensors, taken):
-            part = Part([tensor], rows + shapes + list(self._inside.fed.values()))
-            known = {one.name: of_joined.get(one.name, self._shapes.get(one.name)) for one in shapes}
+            found = [op.outputs[0] for op in lengths_found_in(self._inside.graph)]
+            part = Part([tensor], rows + shapes + found + list(self._inside.fed.values()))
+            known = {one.name: one for one in found}
+            known.update((one.name, of_joined.get(one.name, self._shapes.get(one.name))) for one in shapes)
             known.update((one.name, joined[one.name]) for one in rows)
             sizes[tensor.name] = part.compute(dict(self._inside.fed, **known))[tensor.name]
         return sizes
@@ -195,7 +197,9 @@ class BatchInRun:
             part = Part([images[key] for key in unknown], list(self._inside.fed.values()), self._inside.is_taken)
             values = self._part_of(part, tf.constant(0), tf.minimum(self.total, 1), self.known(part), {})
             for key in unknown:
-                lengths[key] = tf.unstack(tf.shape(values[images[key].name]), num=len(lengths[key]))
+                shape = tf.identity(tf.shape(values[images[key].name]))
+                lengths_found_in(self._inside.graph).add(shape.op)
+                lengths[key] = tf.unstack(shape, num=len(lengths[key]))
         for key, tensor in new.items():
             axis = layouts[key].axis
             lengths[key][axis] = self.whole * lengths[key][axis] if key in unknown else self.whole

@@ -37,6 +37,25 @@ def repoint(edges: Sequence[Edge], tensor: tf.Tensor) -> None:
         _tf.graphs.replace_input(op, index, tensor)
 
 
+def take_lengths_of_lists(graph: tf.Graph) -> None:
+    """Let what takes the length of a list of TF 1 take the number that this was made with.
+
+    TensorFlow asks a list for it behind the loop that fills it, which would be computed for the whole batch.
+    """
+    for op in graph.get_operations():
+        made = op.inputs[0].op if op.type == "TensorArraySizeV3" else None
+        if made is None or made.type != "TensorArrayV3" or made.get_attr("dynamic_size"):
+            continue
+        if _tf.frames.contexts_of(made) == _tf.frames.contexts_of(op):
+            edges = [
+                Edge(user, at)
+                for user in op.outputs[0].consumers()
+                for at, one in enumerate(user.inputs)
+                if one is op.outputs[0]
+            ]
+            repoint(edges, made.inputs[0])
+
+
 def inside_before(graph: tf.Graph) -> Set[tf.Operation]:
     """Return the operations that earlier calls have copied: the gradients of the originals are still needed."""
     ops: Set[tf.Operation] = _tf.graphs.notes_of(graph).setdefault(SCOPE, set())
@@ -69,11 +88,13 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
             image = inside.image(tensor)
             if image is None or not _gives_rows(inside, image) or any(_is_shape(inside, one) for one in op.outputs):
                 continue
-            if _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op):
-                continue  # within a loop, that of the losses
+            if _is_within_frame(tensor):
+                continue  # that of the losses
             if is_whole and op not in needed and not _is_small(image):
                 continue
             kind = sizes if inside.analysis.is_size(image.name) else rows
+            if kind is sizes and any(map(_is_within_frame, taken_by_size(inside, tensor.name)[0])):
+                continue  # the whole loop is computed for it
             kind.setdefault(tensor.name, []).append(Edge(op, index))
     for tensor in inside.losses:
         image = inside.image(tensor)
@@ -83,6 +104,11 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
         for tensor in taken_by_size(inside, key)[0]:
             rows.setdefault(tensor.name, [])
     return Frontier(rows, sizes, early)
+
+
+def _is_within_frame(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is within a loop or conditional of TF 1."""
+    return _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op)
 
 
 def _gives_rows(inside: Inside, tensor: tf.Tensor) -> bool:
@@ -138,7 +164,7 @@ def taken_by_size(inside: Inside, key: Key) -> Tuple[List[tf.Tensor], List[tf.Te
     """Return what a number depends on: shapes, and rows by whose lengths it does otherwise."""
     rows: Dict[Key, tf.Tensor] = {}
     shapes: Dict[Key, tf.Tensor] = {}
-    stack = [inside.graph.get_tensor_by_name(key)]
+    stack, seen = [inside.graph.get_tensor_by_name(key)], {key}
     while stack:
         one = stack.pop()
         if _is_shape(inside, one):
@@ -146,8 +172,9 @@ def taken_by_size(inside: Inside, key: Key) -> Tuple[List[tf.Tensor], List[tf.Te
             continue
         for tensor in one.op.inputs:
             image = inside.image_of(tensor)
-            if image.op not in inside.of_variables:
+            if tensor.name in seen or image.op not in inside.of_variables:
                 continue
+            seen.add(tensor.name)
             if inside.analysis.layout(image.name) is not None:
                 rows[tensor.name] = tensor
             elif image.op in inside.ops:

@@ -89,6 +89,9 @@ class Inside:
         self.batch = list(batch) if self.branches is None else self.branches.batch
         self.fed = {tensor.name: tensor for tensor in [*self.batch, *(tensor for tensor, _ in joined)]}
         users = _tf.op_walks.users_of(self.graph)
+        self._found_lengths = lengths_found_in(self.graph)
+        for op in self._found_lengths:
+            users.pop(op, None)  # they are the same in each micro-batch
         self._of_original = _tf.op_walks.reached([op for tensor in batch for op in tensor.consumers()], users)
         self.steps = [
             op.name for op in sorted(self._of_original, key=_tf.graphs.creation_order) if op.type.startswith(STEPS)
@@ -96,6 +99,7 @@ class Inside:
         ends_of_losses = self.losses if self.branches is None else self.branches.ends
         self._joined_ops = {tensor.op for tensor, _ in joined}
         self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses], self._joined_ops))
+        self._of_value = _before_but_for_shapes([tensor.op for tensor in ends_of_losses], self._joined_ops)
         self._before_joined = set(_tf.op_walks.ancestors(self._joined_ops, with_control=True))  # can't wait for a loop
         starts = [*self.batch, *(tensor for op in self._joined_ops for tensor in op.outputs)]
         ops = _tf.op_walks.reached([op for tensor in starts for op in tensor.consumers()], users)
@@ -345,8 +349,24 @@ class Inside:
                 if any(op not in candidates or op in wrong for op in ops):
                     wrong.update(op for op in ops if op in candidates)
             if not wrong:
-                return candidates
+                return candidates - self._unused_numbers(candidates)
             candidates -= wrong
+
+    def _unused_numbers(self, candidates: Set[tf.Operation]) -> Set[tf.Operation]:
+        """Return numbers that nothing inside takes, but perhaps a conditional behind it, which would wait for them."""
+        frames = {_tf.graphs.outermost_frame(op) for op in candidates & self.before_losses} - {None}
+        of_branches = {op for one in ([] if self.branches is None else self.branches.frames) for op in one.copies}
+        numbers = [op for op in self.of_batch if op in candidates and op not in of_branches and self._is_number(op)]
+        unused: Set[tf.Operation] = set()
+        for op in reversed(numbers):
+            users = {user for tensor in op.outputs for user in tensor.consumers()}
+            if _tf.graphs.outermost_frame(op) not in frames and candidates.intersection(users) <= unused:
+                unused.add(op)
+        return unused
+
+    def _is_number(self, op: tf.Operation) -> bool:
+        """Whether an operation computes numbers from how many examples there are, or from lengths."""
+        return bool(op.outputs) and all(self.analysis.is_size(one.name) for one in op.outputs)
 
     def _of_one_branch(self) -> Set[tf.Operation]:
         """Return what is computed in one branch alone but belongs to none, as gradients in a loss are.
@@ -442,6 +462,8 @@ class Inside:
     def is_taken(self, op: tf.Operation, index: int) -> bool:
         """Whether an operation takes an input as it is in the graph, computed from the whole batch."""
         tensor = op.inputs[index]
+        if tensor.op in self._found_lengths:
+            return True
         if tensor.name in self.fed or tensor.op not in self.depending:
             return False
         if tensor.op not in self.ops:
@@ -493,8 +515,11 @@ class Inside:
         return self.analysis.layout(tensor.name) is None and not self.analysis.is_size(tensor.name)
 
     def using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
-        """Return the operations before the losses that use variables, and those of them that are inside."""
-        before = [op for op in self.of_batch if op in self.before_losses]
+        """Return the operations before the losses that use variables, and those of them that are inside.
+
+        What losses need the shape of alone does not count.
+        """
+        before = [op for op in self.of_batch if op in self._of_value]
         using = [op for op in before if self._uses_variable(op)]
         return using, [op for op in using if op in self.ops]
 
@@ -507,6 +532,20 @@ class Inside:
         """Whether an operation combines examples with what is computed from variables alone."""
         sources = [one.op for one in op.inputs if one.op in self.of_variables]
         return any(source not in self.depending and source not in self._of_original for source in sources)
+
+
+def lengths_found_in(graph: tf.Graph) -> Set[tf.Operation]:
+    """Return the operations that give shapes of one example, which has been computed to find lengths."""
+    found: Set[tf.Operation] = _tf.graphs.notes_of(graph).setdefault("accum_lengths", set())
+    return found
+
+
+def _before_but_for_shapes(ops: Sequence[tf.Operation], ends: Set[tf.Operation]) -> Set[tf.Operation]:
+    """Return the operations whose values are needed for those of others, and not only their shapes."""
+    takes_values = lambda op: op not in ends and op.type not in _tf.op_walks.OF_SHAPES
+    return set(
+        _tf.op_walks.ancestors(ops, sources=lambda op: [one.op for one in op.inputs] if takes_values(op) else [])
+    )
 
 
 def is_random(op: tf.Operation) -> bool:

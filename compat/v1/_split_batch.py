@@ -35,6 +35,7 @@ from accum.compat.v1._frontier import (
     inside_before,
     repoint,
     statistics_taken,
+    take_lengths_of_lists,
 )
 from accum.compat.v1._inside import ConstantBatch, Inside, is_random
 from accum.compat.v1._linked_rows import LinkedRows, links_of
@@ -130,6 +131,7 @@ def split_batch(
             f"Received: loss={loss!r}, batch={batch!r}. [accum: split-batch]"
         )
     ends = [_require_tensor("outputs", one) for one in tf.nest.flatten(outputs) if one is not None]
+    take_lengths_of_lists(losses[0].graph)
     with tf.control_dependencies(None), tf.name_scope(SCOPE):  # it waits for what the program's own operations do
         inside = _planned(losses, batched, ends, _require_given(given))
         joined = _joined_in_parts(inside, size, _check.flag("recompute", recompute))
