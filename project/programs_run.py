@@ -141,20 +141,23 @@ class InOrder(Program):
             session.run(self.train_op, self._feed(batches[-1]))
             return session.run(self.variables)
 
-    def peak(self, batch):
-        """Return the most bytes that a step on a batch of 64 holds at a time; None if the graph fixes another size."""
+    def traced(self, batch):
+        """Return the most bytes that a step on a batch of 64 holds at a time, and the names of the operations that ran.
+
+        (None, none) if the graph fixes another size.
+        """
         options, told = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
         larger = tuple(np.concatenate([array] * (LARGER // (K * MICRO))) for array in batch)
         with self._session() as session:
             try:
                 session.run(self.train_op, self._feed(larger), options, told)
             except (ValueError, tf.errors.InvalidArgumentError):
-                return None
+                return None, set()
         held = peak = 0
         for record in sorted(records_in(told.step_stats), key=lambda record: record.alloc_micros):
             held += record.alloc_bytes
             peak = max(peak, held)
-        return peak
+        return peak, {node.node_name for device in told.step_stats.dev_stats for node in device.node_stats}
 
 
 def records_in(stats):
@@ -193,9 +196,11 @@ def measure_split(name, trees):
     split.put_in_order()
     ours = split.train(first, wholes)
     resumed = split.resumed(first, batches)
+    peak, ran = split.traced(batches[0])
     record.update(
-        peak=split.peak(batches[0]),
-        peak_full=own.peak(batches[0]),
+        peak=peak,
+        peak_full=own.traced(batches[0])[0],
+        whole=sorted({one.source(op).name for one in splits for op in one.using()[1]} & ran),
         resumed_off=relative(list(first), [resumed], ours[-1:]),
         same_variables=list(split.variables) == list(own.variables),
         agreement=relative(names, ours, expected),
