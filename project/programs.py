@@ -227,8 +227,8 @@ changed, and no variable is added.
   another order, or with other last digits, they differ by more than 5e-6; and those that two updates change in no
   fixed order, such as averages that two calls of a layer move in place.
 - **In micro-batches**: how many of the operations that use variables are computed in micro-batches, and how many batch
-  normalisations take statistics of the whole batch. No step also computes them for the whole batch at once, as it would
-  for a shape; the trace of a run tells.
+  normalisations take statistics of the whole batch. "At once": how many of these operations a step computes for the
+  whole batch as well, by the trace of a run, because something is made from their shapes.
 - **Memory**: the most that a step on 64 examples holds at a time beside the variables, full batch and split, by
   TensorFlow's trace of a run. With layers this small, an optimizer can need more than the examples do. Empty where
   the program fixes the size of its batch, or an Estimator runs it. [Benchmarks](../../benchmarks/README.md) have larger
@@ -387,6 +387,7 @@ def split_row(name, record):
     numbers += f", but for {named(found['rounded'])}" if found["rounded"] else ""
     unruled = sum(found["unruled"].values())
     share = f"{found['inside']} of {found['using']}" + (f", {found['statistics']} norms" if found["statistics"] else "")
+    share += f", {len(found['whole'])} also at once" if found.get("whole") else ""
     share += f" | {memory(found)} | {resumes_split(found)} | {found['operations'] - unruled} of {found['operations']}"
     said = "; ".join(text.split(". ")[0] + "." for text in found["said"])
     return f"{head} {lines_of(found)} | {numbers} | {share} | {said} | {runs} | {accum_of(found)} |"

@@ -82,7 +82,8 @@ def tagged(images, lengths, is_normalised):
     scores -= tf.reduce_mean(scores, 0)
     for name in ("one", "more", "most"):  # much of the network is behind the first meeting of examples
         scores = tf.tanh(tf.matmul(3.0 * scores, weight(name, [3, 3])))
-    return 9.0 * tf.reduce_mean((scores - 0.5) ** 2)
+    loss = tf.reduce_mean((scores - 0.5) ** 2)
+    return tf.cond(single, lambda: loss, lambda: 9.0 * loss)
 
 
 def with_lengths_that_are_set(images, lengths, is_normalised):

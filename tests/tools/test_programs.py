@@ -67,6 +67,10 @@ FINER = {"dc-tts": 1e-8}
 """A bar below `BAR` for a program whose weights move less than that in its three steps."""
 
 
+AT_ONCE = ("nematus", "sequence-tagging")
+"""What a step of these also computes for the whole batch: masks, and lengths of words, that are made from its shapes."""
+
+
 @pytest.mark.law("L21")
 def test_every_program_that_is_split_in_one_line_agrees_in_all_variables():
     splits = {name: record["split"] for name, record in script.records().items() if "split" in record}
@@ -77,7 +81,7 @@ def test_every_program_that_is_split_in_one_line_agrees_in_all_variables():
         assert record["agreement"] <= bar < record["moved"], name
         assert record["as_it_is"] <= bar + 2 * record["own_as_it_is"], name
         assert record["added"] - record["removed"] <= 3 and record["same_variables"], name
-        assert not record.get("whole"), name  # what is split runs for the whole batch as well
+        assert not record.get("whole") or name in AT_ONCE, name
     unruled = sum(sum(record["unruled"].values()) for record in ran.values())
     assert unruled <= 0.01 * sum(record["operations"] for record in ran.values())
 
