@@ -68,7 +68,7 @@ FINER = {"dc-tts": 1e-8}
 
 
 AT_ONCE = ("nematus", "sequence-tagging")
-"""What a step of these also computes for the whole batch: masks, and lengths of words, that are made from its shapes."""
+"""What a step of these also computes for the whole batch: masks, and lengths of words, made from its shapes."""
 
 
 @pytest.mark.law("L21")
