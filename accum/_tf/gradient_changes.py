@@ -21,15 +21,13 @@ LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one re
 class _Ends(Container[tf.Operation]):
     """Where a walk back from gradients ends: at what computes them."""
 
-    def __init__(self, is_gradient: Callable[[tf.Operation], bool], known: Container[tf.Operation]) -> None:
+    def __init__(self, is_gradient: Callable[[tf.Operation], bool]) -> None:
         self._is_gradient = is_gradient
-        self._known = known
 
     def __contains__(self, op: object) -> bool:
         assert isinstance(op, tf.Operation)
         is_of_others = "_grad/" in op.name or is_of_tape(op)  # computed in another way, so not understood
-        is_end = op in self._known or self._is_gradient(op) or is_of_others
-        return is_end or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
+        return self._is_gradient(op) or is_of_others or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
 
 
 def is_of_tape(op: tf.Operation) -> bool:
@@ -37,11 +35,7 @@ def is_of_tape(op: tf.Operation) -> bool:
     return "gradient_tape/" in op.name
 
 
-def nonlinear_changes(
-    gradients: Sequence[Gradient],
-    is_gradient: Callable[[tf.Operation], bool],
-    known: Container[tf.Operation] = (),
-) -> List[tf.Operation]:
+def nonlinear_changes(gradients: Sequence[Gradient], is_gradient: Callable[[tf.Operation], bool]) -> List[tf.Operation]:
     """Return the ops, not linear, by which gradients have been changed, in the order in which they were computed.
 
     Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and
@@ -51,9 +45,8 @@ def nonlinear_changes(
     Args:
       gradients: list of tensors or `tf.IndexedSlices`, as they are in the end.
       is_gradient: function that tells whether an op computes a gradient.
-      known: ops behind which there is nothing to find.
     """
-    ends, outside = _Ends(is_gradient, known), outermost()
+    ends, outside = _Ends(is_gradient), outermost()
 
     def source_of(tensor: tf.Tensor) -> tf.Operation:
         captured = outside(tensor)

@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from typing import Any, Container, List, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine._cycle import Cycle
@@ -50,10 +50,35 @@ def require_inner(optimizer: Any) -> None:
         )
 
 
-def is_of_library(optimizer: Any) -> bool:
-    """Whether the `compute_gradients` of an optimizer is that of a library, and not of a class of the user's."""
+def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int) -> None:
+    """Warn if a user's `compute_gradients` computes something of gradients that is not linear.
+
+    Args:
+      optimizer: the inner optimizer.
+      listed: list of (gradient, variable) that it returned.
+      before: the number of operations that the graph had before.
+    """
     owner = next((cls for cls in type(optimizer).__mro__ if "compute_gradients" in vars(cls)), type(optimizer))
-    return owner.__module__.split(".")[0] in LIBRARIES
+    if owner.__module__.split(".")[0] in LIBRARIES:
+        return
+    grads = tf.nest.flatten([grad for grad, _ in listed if grad is not None], expand_composites=True)
+    used = set(_tf.op_walks.ancestors([grad.op for grad in grads]))
+    changing: Set[tf.Operation] = set()  # of gradients
+    for op in tf.compat.v1.get_default_graph().get_operations()[before:]:
+        sources = [tensor.op for tensor in op.inputs]
+        if not DIFFERENTIATES.search(op.name) and any(
+            one in changing or DIFFERENTIATES.search(one.name) for one in sources
+        ):
+            changing.add(op)
+    kinds = {op.type for op in changing & used} & _tf.gradient_changes.NONLINEAR
+    if kinds:
+        _check.warn(
+            f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. In a full batch, "
+            "nonlinear changes such as clipping act on the mean gradient: leave them out there, and pass them as "
+            f"`transform=` to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type "
+            f"{sorted(kinds)}. [accum: clipping]",
+            _check.InexactWarning,
+        )
 
 
 _COMPUTED: "weakref.WeakKeyDictionary[tf.Graph, Set[str]]" = weakref.WeakKeyDictionary()
@@ -66,29 +91,25 @@ def note_computed(listed: GradsAndVars) -> None:
     _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(names)
 
 
-def warn_of_gradients_changed_between(listed: GradsAndVars, known: Container[tf.Operation] = ()) -> bool:
+def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 
     All is left out where gradients are computed in a way that is not recognized, as by a tape.
 
     Args:
       listed: list of (gradient, variable) from which a train op is to be created.
-      known: operations that compute no gradient and change none, such as those of the loss.
     """
     computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
     found = _tf.gradient_changes.nonlinear_changes(
         [grad for grad, _ in listed if grad is not None],
         lambda op: op.name in computed or DIFFERENTIATES.search(op.name) is not None,
-        known,
     )
     if found:
         _check.warn(
-            "The gradients of each micro-batch are changed after they are computed, as by a `compute_gradients` of a "
-            "class of your own, and before `AccumOptimizer` receives them. In a full batch, nonlinear changes such as "
-            "clipping act on the mean gradient: leave them out there, and pass them as `transform=` to the "
-            "`AccumOptimizer`. "
-            f"Received: operations of type {sorted({op.type for op in found})}, such as {found[-1].name!r}."
-            " [accum: clipping]",
+            "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
+            "receives them. In a full batch, nonlinear changes such as clipping act on the mean gradient: leave them "
+            "out there, and pass them as `transform=` to the `AccumOptimizer`. Received: operations of type "
+            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
             _check.InexactWarning,
         )
     return bool(found)

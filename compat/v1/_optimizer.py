@@ -151,11 +151,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             _checks.require_scalar(loss, self._cycle.plan.reduction)
         if tf.is_tensor(loss):
             self._losses.append(loss)
-        known = set(tf.compat.v1.get_default_graph().get_operations())
+        before = len(tf.compat.v1.get_default_graph().get_operations())
         if _tf.optimizers.is_graph_optimizer(self._inner):
             listed = self._inner.compute_gradients(loss, *args, **kwargs)
-            if self._splits and not _checks.is_of_library(self._inner):
-                _checks.warn_of_gradients_changed_between(listed, known)
+            if self._splits:
+                _checks.warn_of_changed_gradients(self._inner, listed, before)
         else:
             listed = super().compute_gradients(loss, *args, **kwargs)
         _checks.note_computed(listed)
