@@ -56,6 +56,12 @@ def _target(tensor: tf.Tensor) -> Any:
     return op.name if op.type in ("VariableV2", "Variable", "VarHandleOp") else None
 
 
+def _before_loop(left: tf.Operation) -> tf.Operation:
+    """Return the operation with whose result a loop variable begins that an "Exit" returns: of "Switch" and "Merge"."""
+    entered = left.inputs[0].op.inputs[0].op.inputs[0].op
+    return entered.inputs[0].op
+
+
 class _Ops:
     """The ops that a train op runs.
 
@@ -96,7 +102,14 @@ class _Ops:
 
     def within_loops(self) -> Set[int]:
         """Return the ids of ops within loops of TF 1, also of copies, which TensorFlow does not note."""
-        return self._reached([op for op in self.all if op.type in _tf.op_walks.ENTERS], ())
+        reached = self._reached([op for op in self.all if op.type in _tf.op_walks.ENTERS], ())
+        exits = [op for op in self.all if op.type in _tf.op_walks.EXITS]
+        while True:  # what a loop within a loop returns is within the outer one
+            inner = [op for op in exits if id(op) not in reached and id(_before_loop(op)) in reached]
+            if not inner:
+                return reached
+            reached.update(map(id, inner))
+            reached |= self._reached([user for op in inner for user in self._users.get(id(op), [])], ())
 
     def _reached(self, waiting: List[tf.Operation], ends: Tuple[str, ...]) -> Set[int]:
         reached: Set[int] = set()

@@ -195,6 +195,7 @@ class ChosenBranches:
     def _visit(self, name: str, proto: Any, inputs: Sequence[Key], count: int) -> None:
         taken = [self._aliases.get(key, key) for key in inputs]
         outputs = [f"{name}:{index}" for index in range(count)]
+        begin = {key: self._aliases.get(key, key) for key in outputs if key in self._begin}
         keys = [key for key in taken if key is not None]
         decided = [self._values.get(key) for key in keys]
         if self._is_dead(self._owner):
@@ -217,6 +218,7 @@ class ChosenBranches:
             self._copy(name, proto, keys, list(keys) != list(inputs))
             if proto.op in ("LogicalNot", *PASSING) and decided[0] is not None:
                 self._values.update(dict.fromkeys(outputs, decided[0] != (proto.op == "LogicalNot")))
+        self._aliases.update(begin)
 
     def _copy(self, name: str, proto: Any, keys: List[Key], is_other: bool) -> None:
         depends = any(map(self._depends, keys))
@@ -269,7 +271,7 @@ class ChosenBranches:
         """Whether a tensor is that of a copy, perhaps of one to come, by which a loop hands a value back."""
         name = _tf.graph_parts.name_of(key)
         if name in self._protos:
-            return True
+            return key not in self._begin
         return self._owner.type in MERGES and any(one.name == key and one.op.type in NEXT for one in self._owner.inputs)
 
     def _opened(self, name: str, proto: Any, index: int, key: Key) -> Key:
@@ -345,8 +347,6 @@ class ChosenBranches:
             if proto.name not in done:
                 visit(proto)
         for output, argument in zip(outputs, body.signature.output_arg):
-            if output in self._begin:
-                continue
             key = key_of(body.ret[argument.name])
             self._aliases[output] = self._aliases.get(key, key)
 
@@ -432,7 +432,7 @@ class ChosenBranches:
         key = self._aliases.get(tensor.name, tensor.name)
         if key is None:
             return None
-        copy = self._copies.get(_tf.graph_parts.name_of(key))
+        copy = None if key in self._begin else self._copies.get(_tf.graph_parts.name_of(key))
         if copy is not None:
             return copy.outputs[int(key.split(":")[1])]
         return self._graph.get_tensor_by_name(key)

@@ -360,7 +360,9 @@ class Inside:
         unused: Set[tf.Operation] = set()
         for op in reversed(numbers):
             users = {user for tensor in op.outputs for user in tensor.consumers()}
-            if _tf.graphs.outermost_frame(op) not in frames and candidates.intersection(users) <= unused:
+            frame = _tf.graphs.outermost_frame(op)
+            leads_out = (users or frame is not None) and not _tf.graphs.leaves_frame(op)
+            if leads_out and frame not in frames and candidates.intersection(users) <= unused:
                 unused.add(op)
         return unused
 

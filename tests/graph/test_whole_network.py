@@ -62,15 +62,19 @@ def routed(images, lengths, is_normalised):
     return tf.reduce_mean(tf.reduce_sum(shares[:, :, tf.newaxis] * capsules, [1, 2]) ** 2)
 
 
-def tagged(images, lengths, is_normalised):
+def tagged(images, lengths, is_normalised, repeats=False):
     """What a loop returns is put together, and how many columns there are decides how the loss is computed."""
     hidden = convolved(images, is_normalised)
     shape = tf.shape(hidden)
     columns = tf.transpose(tf.reshape(hidden, [shape[0], shape[1], 20]), [1, 0, 2])
     kernel = weight("recurrent", [24, 4])
 
+    def repeat(number, state, column):
+        return number + 1, tf.tanh(tf.matmul(tf.concat([column, state], 1), kernel)), column
+
     def step(time, state, states):
-        state = tf.tanh(tf.matmul(tf.concat([columns[time], state], 1), kernel))
+        first = 0, state, columns[time]
+        _, state, _ = tf.while_loop(lambda number, *_: number < 2, repeat, first) if repeats else repeat(*first)
         return time + 1, state, states.write(time, state)
 
     states = tf.TensorArray(tf.float32, tf.shape(columns)[0], element_shape=[None, 4])
@@ -84,6 +88,10 @@ def tagged(images, lengths, is_normalised):
         scores = tf.tanh(tf.matmul(3.0 * scores, weight(name, [3, 3])))
     loss = tf.reduce_mean((scores - 0.5) ** 2)
     return tf.cond(single, lambda: loss, lambda: 9.0 * loss)
+
+
+def nested(images, lengths, is_normalised):
+    return tagged(images, lengths, is_normalised, repeats=True)
 
 
 def with_lengths_that_are_set(images, lengths, is_normalised):
@@ -124,6 +132,7 @@ def trained(*arguments):
 CASES = [(read_as_text, False, TIME), (read_as_text, True, TIME), (read_as_text, False, None)]
 CASES += [(read_as_text, True, None), (routed, True, TIME), (routed, False, TIME)]
 CASES += [(with_lengths_that_are_set, True, TIME), (tagged, False, TIME), (tagged, True, TIME), (tagged, False, None)]
+CASES += [(nested, False, None)]
 
 
 @pytest.mark.law("L19", "L21")
@@ -151,6 +160,24 @@ def test_a_step_does_not_take_the_network_of_the_whole_batch(case, control_flow)
     assert any(name.endswith("/filtered") for name in names)
 
 
+@pytest.mark.law("L18")
+def test_what_nothing_takes_joins_no_rows():
+    """Such as the size of a tensor within the network, which something took that is gone."""
+
+    def joins(has_size):
+        def program(images, lengths, is_normalised):
+            hidden = convolved(images, is_normalised)
+            unused = tf.size(hidden) if has_size else None
+            del unused
+            return tf.reduce_mean(tf.matmul(tf.reduce_sum(hidden, [1, 2]), weight("last", [4, 1])) ** 2)
+
+        with tf.Graph().as_default() as graph:
+            built(program, False, TIME, SIZE)
+        return [op.name for op in graph.get_operations() if op.type.startswith("TensorArrayConcat")]
+
+    assert joins(True) == joins(False) != []
+
+
 @pytest.mark.law("L21")
 def test_an_update_waits_for_all_that_the_loss_is_computed_from():
     """Also where its gradient is a constant: what reads ref variables after the update would see other weights."""
@@ -164,8 +191,8 @@ def test_an_update_waits_for_all_that_the_loss_is_computed_from():
 def test_updates_can_be_put_in_order_where_loops_are_copied(control_flow_of_tf_1):
     """Nothing outside of a loop waits for an operation within it, also of copies, which TensorFlow does not note."""
     with tf.Graph().as_default(), tf1.Session() as session:
-        tensors, loss, train_op = built(tagged, False, None, SIZE)
+        tensors, loss, train_op = built(nested, False, None, SIZE)
         accum.testing.order_updates(train_op)
         session.run(tf1.global_variables_initializer())
         ours = session.run([loss, train_op], dict(zip(tensors, (IMAGES, LENGTHS))))[0]
-    np.testing.assert_allclose(ours, trained(tagged, False, None)[1][0], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(ours, trained(nested, False, None)[1][0], rtol=0, atol=2e-6)
