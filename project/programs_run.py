@@ -144,7 +144,7 @@ class InOrder(Program):
     def traced(self, batch):
         """Return the most bytes that a step on a batch of 64 holds at a time, and the names of the operations that ran.
 
-        (None, none) if the graph fixes another size.
+        None and an empty set if the graph fixes another size.
         """
         options, told = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
         larger = tuple(np.concatenate([array] * (LARGER // (K * MICRO))) for array in batch)
@@ -200,7 +200,7 @@ def measure_split(name, trees):
     record.update(
         peak=peak,
         peak_full=own.traced(batches[0])[0],
-        whole=sorted({one.source(op).name for one in splits for op in one.using()[1]} & ran),
+        whole=sorted({one.source(op).name for one in splits for op in one.using()[1]} & ran) if ran else None,
         resumed_off=relative(list(first), [resumed], ours[-1:]),
         same_variables=list(split.variables) == list(own.variables),
         agreement=relative(names, ours, expected),

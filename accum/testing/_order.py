@@ -57,9 +57,10 @@ def _target(tensor: tf.Tensor) -> Any:
 
 
 def _before_loop(left: tf.Operation) -> tf.Operation:
-    """Return the operation with whose result a loop variable begins that an "Exit" returns: of "Switch" and "Merge"."""
-    entered = left.inputs[0].op.inputs[0].op.inputs[0].op
-    return entered.inputs[0].op
+    """Return the operation before a loop of TF 1 from which a loop variable starts, given its "Exit"."""
+    switch = left.inputs[0].op
+    merge = switch.inputs[0].op
+    return merge.inputs[0].op.inputs[0].op  # what "Enter" takes
 
 
 class _Ops:

@@ -7,7 +7,7 @@ from accum._engine._draws import Draws, uniform_seed
 from accum._engine._part import Key, Part
 from accum._rows import Layout
 from accum._tf import tf
-from accum.compat.v1._frontier import is_of_shapes, taken_by_size
+from accum.compat.v1._frontier import edges_of, is_of_shapes, repoint, taken_by_size
 from accum.compat.v1._inside import Inside, is_random, lengths_found_in
 from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
 
@@ -159,7 +159,9 @@ class BatchInRun:
         """
         numbers = [one for one in part.boundary if is_of_shapes(self._inside, one)]
         self._known.update(self.sizes([one for one in numbers if one.name not in self._known], {}))
-        return {one.name: self._known[one.name] for one in numbers}
+        shapes = [(one, tf.get_static_value(one)) for one in part.boundary if one.op.type == "Shape"]
+        known = {one.name: tf.constant(value, one.dtype) for one, value in shapes if value is not None}  # of a number
+        return {**known, **{one.name: self._known[one.name] for one in numbers}}
 
     def sizes(self, tensors: Sequence[tf.Tensor], joined: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Return {key of a number that depends on lengths: the same for the whole batch}, given joined rows."""
@@ -208,15 +210,11 @@ class BatchInRun:
     def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
         """Let what has been computed use the examples' share of the batch's random numbers."""
         copy = values[op.name]
-        users = [
-            (copy_of, index) for copy_of in copy.outputs[0].consumers() for index, one in enumerate(copy_of.inputs)
-        ]
-        users = [(user, index) for user, index in users if user.inputs[index] is copy.outputs[0]]
+        edges = edges_of(copy.outputs[0])
         drawn = _tf.random_ops.random_op_of(copy)
         assert drawn is not None
         rows = draws.rows(drawn, self._numbers[op.name], begin, count)
-        for user, index in users:
-            _tf.graphs.replace_input(user, index, rows)
+        repoint(edges, rows)
         for key in [key for key, value in values.items() if value is copy.outputs[0]]:
             values[key] = rows
 

@@ -37,6 +37,11 @@ def repoint(edges: Sequence[Edge], tensor: tf.Tensor) -> None:
         _tf.graphs.replace_input(op, index, tensor)
 
 
+def edges_of(tensor: tf.Tensor) -> List[Edge]:
+    """Return where a tensor is taken."""
+    return [Edge(user, at) for user in tensor.consumers() for at, one in enumerate(user.inputs) if one is tensor]
+
+
 def take_lengths_of_lists(graph: tf.Graph) -> None:
     """Let what takes the length of a list of TF 1 take the number that this was made with.
 
@@ -47,13 +52,7 @@ def take_lengths_of_lists(graph: tf.Graph) -> None:
         if made is None or made.type != "TensorArrayV3" or made.get_attr("dynamic_size"):
             continue
         if _tf.frames.contexts_of(made) == _tf.frames.contexts_of(op):
-            edges = [
-                Edge(user, at)
-                for user in op.outputs[0].consumers()
-                for at, one in enumerate(user.inputs)
-                if one is op.outputs[0]
-            ]
-            repoint(edges, made.inputs[0])
+            repoint(edges_of(op.outputs[0]), made.inputs[0])
 
 
 def inside_before(graph: tf.Graph) -> Set[tf.Operation]:
