@@ -157,11 +157,19 @@ class BatchInRun:
 
         In the graph, it would be computed from what it is the shape of, for the whole batch at once.
         """
-        numbers = [one for one in part.boundary if is_of_shapes(self._inside, one)]
+        shapes = [one for one in part.boundary if one.op.type == "Shape"]  # of a number
+        of_numbers = {one.name: one.op.inputs[0] for one in shapes}
+        tensors = {one.name: one for one in (*part.boundary, *of_numbers.values())}
+        numbers = [one for one in tensors.values() if is_of_shapes(self._inside, one)]
         self._known.update(self.sizes([one for one in numbers if one.name not in self._known], {}))
-        shapes = [(one, tf.get_static_value(one)) for one in part.boundary if one.op.type == "Shape"]
-        known = {one.name: tf.constant(value, one.dtype) for one, value in shapes if value is not None}  # of a number
-        return {**known, **{one.name: self._known[one.name] for one in numbers}}
+        known = {one.name: self._known[one.name] for one in numbers}
+        for one in shapes:
+            value, number = tf.get_static_value(one), self._known.get(of_numbers[one.name].name)
+            if value is not None:
+                known[one.name] = tf.constant(value, one.dtype)
+            elif number is not None:
+                known[one.name] = tf.shape(number, out_type=one.dtype)
+        return known
 
     def sizes(self, tensors: Sequence[tf.Tensor], joined: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Return {key of a number that depends on lengths: the same for the whole batch}, given joined rows."""

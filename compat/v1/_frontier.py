@@ -142,7 +142,7 @@ def is_of_shapes(inside: Inside, tensor: tf.Tensor) -> bool:
         if image is None or image.op in inside.of_variables:
             if image is None or image.op not in inside.ops or inside.analysis.layout(image.name) is not None:
                 return False
-            if _tf.graphs.outermost_frame(one.op) is not None:
+            if _tf.graphs.is_within_loop(one.op):
                 return False
             stack += [source for source in one.op.inputs if source.name not in seen]
             seen.update(source.name for source in one.op.inputs)

@@ -94,6 +94,20 @@ def nested(images, lengths, is_normalised):
     return tagged(images, lengths, is_normalised, repeats=True)
 
 
+def attended(images, lengths, is_normalised):
+    """Attention whose mask conditionals choose by the numbers of queries, of keys, and of all examples."""
+    hidden = convolved(images, is_normalised)
+    hidden = tf.reshape(hidden, [tf.shape(hidden)[0], tf.shape(hidden)[1], 20])
+    queries = tf.tensordot(hidden, weight("queries", [20, 20]), 1)
+    count, time = tf.shape(queries)[0], tf.shape(queries)[1]
+    beams = count // tf.shape(hidden)[0]
+    mask = -9.0 * (1.0 - tf.linalg.band_part(tf.ones([1, time, time]), -1, 0))
+    mask = tf.cond(beams > 1, lambda: tf.tile(mask, [beams, 1, 1]), lambda: mask)
+    mask = tf.cond(count > SIZE, lambda: mask + 0.2 * tf.cast(tf.linspace(0.0, 1.0, time), tf.float32), lambda: mask)
+    scores = tf.nn.softmax(tf.matmul(queries, hidden, transpose_b=True) + mask)
+    return tf.reduce_mean(tf.matmul(scores, hidden) ** 2)
+
+
 def with_lengths_that_are_set(images, lengths, is_normalised):
     """Batch normalisation with a statistic for each row, whose number `tf.tensordot` sets."""
     hidden = tf.reshape(convolved(images, False), [-1, TIME, 20])
@@ -132,7 +146,7 @@ def trained(*arguments):
 CASES = [(read_as_text, False, TIME), (read_as_text, True, TIME), (read_as_text, False, None)]
 CASES += [(read_as_text, True, None), (routed, True, TIME), (routed, False, TIME)]
 CASES += [(with_lengths_that_are_set, True, TIME), (tagged, False, TIME), (tagged, True, TIME), (tagged, False, None)]
-CASES += [(nested, False, None)]
+CASES += [(nested, False, None), (attended, False, TIME), (attended, True, None)]
 
 
 @pytest.mark.law("L19", "L21")
