@@ -11,7 +11,8 @@ them. Their gradients are computed once, from sums over the micro-batches, in th
 
 Three kinds of operations are not functions of the graph's inputs, and are made so:
 - A random operation takes its examples' share of the random numbers of the batch; see `_draws`.
-- If the function assigns a value that does not depend on the batch, the variable is read once and assigned once.
+- If the function assigns a value that does not depend on the batch, the variable is read once and assigned once. Where
+  no statistic of the batch is needed for the value, it is computed before the batch.
 - Any other operation that can't be repeated runs in the forward phase, and its result is kept.
 """
 
@@ -77,8 +78,11 @@ class CutGraph:
       late: {key of a gradient that a backward phase computes for others: the last level, the lowest, that takes it}.
       summed: keys that the backward phases compute for `weights`.
       assigned: list of `Assigned`, what is assigned once.
+      assigned_first: {key of the value in the graph: `Assigned`}, what is known before the batch.
       assigned_at_once: {which of `wholes`: list of `Assigned`, what it assigns}.
-      finals: the `Phase` that computes these.
+      first: the `Phase` that computes `assigned_first`.
+      finals: the `Phase` that computes `assigned`.
+      read_between: handles of variables of floats that are read behind an assignment, but not as `assigned_first`.
       states: {key in the graph: handle of the variable that is read once, before the batch}.
       moved: handles of the variables to which each micro-batch assigns.
     """
@@ -94,7 +98,9 @@ class CutGraph:
         self.states: Dict[Key, tf.Tensor] = {}
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
+        self.assigned_first: Dict[Key, Assigned] = {}
         self.assigned_at_once: Dict[int, List[Assigned]] = {}
+        self.read_between: List[tf.Tensor] = []
         self.moved: List[tf.Tensor] = []
         self._end_without_effect()
         self._read_once()
@@ -102,6 +108,7 @@ class CutGraph:
         self._find_levels()
         self._forward_state()
         self._find_drawn()
+        self._assign_first()
         self._everywhere = self._counts() if trace.compiled else set()
         self._cut()
 
@@ -347,13 +354,12 @@ class CutGraph:
             if _tf.op_walks.is_assignment(node.type) and node.inputs[0] in self._captures:
                 assigned.setdefault(node.inputs[0], []).append(node.name)
         self._assigns = [name for names in assigned.values() for name in names]
+        self._reads: Dict[Key, List[Key]] = {handle: [] for handle in assigned}
         self._dropped: Set[str] = set()
         if not assigned:
             self._require_repeatable()
             return
-        finals: Dict[Key, Key] = {}
-        for handle in assigned:
-            self._forward_one(handle, [node for node in created if node.inputs[0] == handle], finals)
+        finals = self._forward([node for node in created if node.inputs[0] in assigned])
         self._order()
         self._find_levels()
         reached = self._reached(self._data_fetches())
@@ -385,39 +391,83 @@ class CutGraph:
     def _state_key(self, handle: Key) -> Key:
         return f"accum_state/{name_of(handle)}:0"
 
-    def _require_plain_reads(self, handle: Key) -> None:
-        """Raise if a variable that is assigned to is read by other operations than those that are replaced."""
-        for node in self._nodes.values():
-            if handle in node.inputs and node.type in _tf.graph_parts.CALLS | {"ResourceGather", "ResourceGatherNd"}:
-                raise Unrepeatable(
-                    "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
-                    "within a loop, a conditional or a function of its own: read all of it first, with "
-                    f"`tf.convert_to_tensor`, or pass `whole_batch=()`. Received: {node.name!r}."
-                    " [accum: whole-batch-loop]"
-                )
+    def read_as(self) -> List[Tuple[Key, tf.Tensor]]:
+        """Return the keys of the values as which variables are read, each with the handle of the variable."""
+        return [*self.states.items(), *((key, final.handle) for key, final in self.assigned_first.items())]
 
-    def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
-        self._require_plain_reads(handle)
+    def _forward(self, nodes: Sequence[Any]) -> Dict[Key, Key]:
+        """Let what reads variables use what was assigned to them before. Returns {handle: key of its last value}.
+
+        Args:
+          nodes: those that assign to the variables or read them, in the order in which they were created.
+        """
+        values: Dict[Key, Key] = {}
         for node in nodes:
+            handle = node.inputs[0]
             if node.type not in ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
                 raise ValueError(
                     "With `whole_batch`, a layer can't assign to parts of a variable: assign to all of it. Received: "
                     f"{node.name!r}, a {node.type}. [accum: whole-batch-loop]"
                 )
-        dtype = next(_dtype(node) for node in nodes)
-        current = self._state_of(handle, dtype)
-        for node in nodes:
+            current = values.get(handle) or self._state_of(handle, _dtype(node))
             if node.type == "ReadVariableOp":
-                self._aliases[f"{node.name}:0"] = current
-            elif node.type == "AssignVariableOp":
-                current = self._aliases.get(node.inputs[1], node.inputs[1])
-            else:
-                kind = "AddV2" if node.type == "AssignAddVariableOp" else "Sub"
-                added = self._aliases.get(node.inputs[1], node.inputs[1])
-                name = f"accum_next/{node.name}"
-                self._add(_tf.graph_parts.new_node(name, kind, [current, added], T=dtype))
-                current = f"{name}:0"
-        finals[handle] = current
+                self._aliases[f"{node.name}:0"] = values[handle] = current
+                self._reads[handle].append(f"{node.name}:0")
+                continue
+            added = self._aliases.get(node.inputs[1], node.inputs[1])
+            values[handle] = added
+            if node.type != "AssignVariableOp":
+                kind, name = "AddV2" if node.type == "AssignAddVariableOp" else "Sub", f"accum_next/{node.name}"
+                self._add(_tf.graph_parts.new_node(name, kind, [current, added], T=_dtype(node)))
+                values[handle] = f"{name}:0"
+        return values
+
+    def _assign_first(self) -> None:
+        """Let what reads a variable behind its last assignment take a value that is known before the batch."""
+        first = {id(final.handle): final for final in self.assigned if self.level(final.value) is None}
+        self.assigned = [final for final in self.assigned if id(final.handle) not in first]
+        numbers = {name: number for number, name in enumerate(self._nodes)}  # in the order of their creation
+        for handle, reads in self._reads.items():
+            assigns = [name for name in self._assigns if self._nodes[name].inputs[0] == handle]
+            dtype, outside = _dtype(self._nodes[assigns[0]]), self._captures[handle]
+            behind = [key for key in reads if numbers[name_of(key)] > numbers[assigns[0]]]
+            if id(outside) in first:
+                key = f"accum_assigned/{name_of(handle)}:0"
+                self._add(_tf.graph_parts.new_node(name_of(key), "Placeholder", [], dtype=dtype))
+                self.assigned_first[key] = first[id(outside)]
+                last = [one for one in behind if numbers[name_of(one)] > numbers[assigns[-1]]]
+                self._aliases.update((one, key) for one in last)
+                behind = [one for one in behind if one not in last]
+            if behind and dtype.is_floating:
+                self.read_between.append(outside)
+        if self.assigned_first:
+            self._order()
+            self._find_levels()
+        self._require_plain_reads()
+
+    def _require_plain_reads(self) -> None:
+        """Raise if a variable is assigned to, and then read by other operations than those that are replaced.
+
+        What decides over the value that is assigned first may be such an operation, as in a spectral normalisation.
+        """
+        kinds = _tf.graph_parts.CALLS | {"ResourceGather", "ResourceGatherNd"}
+        late = [final.value for finals in [self.assigned, *self.assigned_at_once.values()] for final in finals]
+        effects = [
+            name for of_gradients in (False, True) for names in self._effects(of_gradients).values() for name in names
+        ]
+        others = self._reached([*self._data_fetches(), *late, *effects])
+        begun = set()  # handles that have been assigned to
+        for name, node in self._nodes.items():
+            if name in self._assigns:
+                begun.add(node.inputs[0])
+            handles = self._reads.keys() & set(node.inputs) if node.type in kinds else set()
+            if handles and (name in others or handles & begun):
+                raise Unrepeatable(
+                    "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
+                    "within a loop, a conditional or a function of its own: read all of it first, with "
+                    f"`tf.convert_to_tensor`, or pass `whole_batch=()`. Received: {name!r}."
+                    " [accum: whole-batch-loop]"
+                )
 
     def spec(self, key: Key) -> tf.TensorSpec:
         """Return shape and dtype of a tensor of a micro-batch."""
@@ -559,8 +609,10 @@ class CutGraph:
             phases[level] = phase
         self.forward = [phases[level] for level in range(count)]
         self._require_results()
-        finals = [final.value for final in self.assigned]
-        self.finals = self._phase(0, finals, [], lambda name: self._is_of_batch(f"{name}:0"))
+        self.first, self.finals = (
+            self._phase(0, [final.value for final in finals], [], lambda name: self._is_of_batch(f"{name}:0"))
+            for finals in (self.assigned_first.values(), self.assigned)
+        )
 
     def _require_arguments(self, whole: WholeMark, phase: Phase) -> None:
         """Raise if what is called with the whole batch also takes a tensor of the micro-batch."""

@@ -69,7 +69,8 @@ def _not_again(because: str) -> str:
 
 NOT_TWICE = _not_again(
     "the network has batch normalisation, an embedding, a loop, an operation that only acts, such as `tf.print`, one "
-    "that draws what can't be drawn again, or one with a gradient of its own: use a network without these"
+    "that draws what can't be drawn again, one with a gradient of its own, or a variable that it reads, assigns to and "
+    "reads again: use a network without these"
 )
 NOT_THRICE = _not_again(
     "it is a gradient of a gradient already: compute the loss by `accum.value_and_gradients`, which takes any order"

@@ -204,10 +204,12 @@ class SegmentedFunction:
         """Run the function. Returns (its outputs, the losses that were added)."""
         cut, trace = self._cut, self._trace
         self._zeros: Dict[Tuple[tf.DType, Tuple[Optional[int], ...]], tf.Tensor] = {}
-        if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
+        if any(trace.seed in phase.feeds for phase in [*cut.forward, *cut.wholes, cut.first, cut.finals]):
             self._whole_values[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
             self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.spec(key).dtype)
+        first = self._segments.run(cut.first, self._feeds(cut.first, FIRST)) if cut.first.fetches else {}
+        self._whole_values.update((key, first[final.value]) for key, final in cut.assigned_first.items())
         self._begun = dict(self._whole_values)
         fetched = self._fetched()
         self._kept = dict(self._stored)
@@ -221,22 +223,25 @@ class SegmentedFunction:
         The batch is one micro-batch, with the same draws. Nothing is assigned.
 
         Returns:
-          (outputs, losses, {id of the handle of a variable in this graph: the value that it had for `forward`})
+          (outputs, losses, {id of the handle of a variable in this graph: the value as which `forward` read it})
 
         Raises:
           ValueError: the function normalises by statistics, has operations with gradients of their own, or effects,
-            or draws what can't be drawn again.
+            draws what can't be drawn again, or reads a variable both before and behind an assignment to it.
         """
         trace, phases = self._trace, self._cut.forward + self._cut.wholes
         nodes = {name for phase in phases for name in phase.nodes} & _tf.graph_parts.own_gradients_in(trace.graph)
+        taken = {key for phase in phases for key in phase.feeds}
         drawn = map(trace.graph.get_operation_by_name, self._cut.drawn)
         acts = any(phase.effects for phase in phases) or any(map(_tf.random_ops.random_op_of, drawn))
-        if nodes or trace.statistics or acts:
+        values = [pair for pair in self._cut.read_as() if pair[0] in taken]
+        handles = [id(handle) for _, handle in values]
+        if nodes or trace.statistics or acts or self._cut.read_between or len(handles) > len(set(handles)):
             raise ValueError(NOT_TWICE)
         again = copy.copy(self)
         again._is_at_once, again._stored, again._whole_values = True, {}, dict(self._begun)
         states = {}
-        for key, handle in self._cut.states.items():
+        for key, handle in values:
             value = tf.stop_gradient(_tf.graph_parts.captured(self._begun[key]))
             again._whole_values[key] = states[id(_tf.graph_parts.captured(handle))] = value
         fetched = again._fetched()
@@ -279,8 +284,10 @@ class SegmentedFunction:
 
     def _end_states(self) -> None:
         """Assign, once, what does not depend on the batch."""
-        if self._cut.assigned:
-            _assign(self._cut.assigned, self._segments.run(self._cut.finals, self._feeds(self._cut.finals, FIRST)))
+        cut = self._cut
+        values = self._segments.run(cut.finals, self._feeds(cut.finals, FIRST)) if cut.finals.fetches else {}
+        values.update((final.value, self._begun[key]) for key, final in cut.assigned_first.items())
+        _assign([*cut.assigned_first.values(), *cut.assigned], values)
 
     def _receive(self, fetched: Dict[Key, Any]) -> None:
         ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)

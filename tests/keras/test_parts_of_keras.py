@@ -71,7 +71,7 @@ PROGRAMS = {
     "text": lambda: (vectorized(), SENTENCES, Y, "mse"),
     "masked LSTM": lambda: (masked_beside_batch_norm(), NUMBERS, Y, "mse"),
 }
-AT_ONCE = ("spectral", "text")
+AT_ONCE = ("text",)
 """What is computed for the whole batch at once, with a warning that it saves no memory."""
 
 OF_KERAS_3 = ("Pearson", "concordance", "Dice", "Tversky", "circle", "spectral")

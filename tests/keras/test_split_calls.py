@@ -12,7 +12,7 @@ from equality import assert_near
 from optimizers import mainly
 from replicas import mirrored
 from versions import IS_KERAS_3
-from warned import warned
+from warned import silent, warned
 
 import accum
 
@@ -221,6 +221,67 @@ class Penalty(Steps):
             of_inputs.watch(data)
             outputs = self.critic(data, training=True)
         return tf.reduce_mean(of_inputs.gradient(outputs, data) ** 2)
+
+
+class Scaled(layers.Layer):
+    """Assigns to its weights in a call, as spectral normalisation does.
+
+    Args:
+      order: what it does with them.
+      in_branch: whether a conditional reads them.
+    """
+
+    def __init__(self, order, in_branch):
+        super().__init__()
+        self.order, self.in_branch = order, in_branch
+
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 4), initializer="glorot_uniform", trainable=True)
+
+    def call(self, inputs):
+        outputs = 0.0
+        for does in self.order:
+            if does == "read":
+                outputs += tf.tanh(tf.matmul(inputs, tf.convert_to_tensor(self.kernel)))
+            else:
+                kernel = tf.convert_to_tensor(self.kernel)
+                norm = tf.norm(kernel)
+                read = (lambda: tf.convert_to_tensor(self.kernel)) if self.in_branch else (lambda w=kernel: w)
+                self.kernel.assign(tf.cond(norm > 9.0, read, lambda n=norm, r=read: 0.8 * r() / tf.sqrt(n)))
+        return outputs
+
+
+class PenaltyBehindAssignment(Penalty):
+    order, in_branch = ("assign", "read"), True
+
+    def make(self):
+        scaled = Scaled(self.order, self.in_branch)
+        self.critic = tf.keras.Sequential([tf.keras.Input((5,)), scaled, layers.Dense(1)])
+
+
+class PenaltyAroundAssignment(PenaltyBehindAssignment):
+    order = ("read", "assign", "read")
+
+
+class PenaltyBetweenAssignments(PenaltyBehindAssignment):
+    order, in_branch = ("assign", "read", "assign"), False
+
+
+class BehindAssignment(PenaltyBehindAssignment):
+    def penalty(self, data):
+        return tf.reduce_mean((self.critic(data, training=True) - 1.0) ** 2)
+
+
+class AroundAssignment(BehindAssignment):
+    order = ("read", "assign", "read")
+
+
+class BetweenAssignments(BehindAssignment):
+    order, in_branch = ("assign", "read", "assign"), False
+
+
+class ReadInBranchBehindAssignment(BehindAssignment):
+    order = ("assign", "assign", "read")
 
 
 class PenaltyOnWeights(Steps):
@@ -765,10 +826,30 @@ def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
     assert_same(weights, expected)
 
 
+@pytest.mark.parametrize("make", [BehindAssignment, AroundAssignment, BetweenAssignments])
+def test_a_network_that_assigns_to_its_weights_is_split_without_a_word(make):
+    expected, logs = plain(make)
+    with silent():
+        weights, own_logs = trained(make, accum_steps=1, micro_batch_size=6)
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+    with warned("once per micro-batch"):
+        others, _ = trained(make, accum_steps=1, micro_batch_size=6, whole_batch=())
+    assert max(np.abs(one - other).max() for one, other in zip(others, expected)) > 1e-4
+
+
+def test_a_conditional_that_reads_what_was_assigned_before_is_computed_at_once():
+    expected, _ = plain(ReadInBranchBehindAssignment)
+    with warned("computed for the whole batch at once") as said:
+        assert_same(trained(ReadInBranchBehindAssignment, micro_batch_size=6)[0], expected)
+    assert len(said) == 1 and "[accum: whole-batch-loop]" in said[0]
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "make",
-    [Penalty, PenaltyOnWeights, pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))],
+    [Penalty, PenaltyOnWeights, PenaltyBehindAssignment]
+    + [pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))],
 )
 def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     expected, logs = plain(make)
@@ -782,6 +863,8 @@ def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     "make",
     [
         PenaltyBehindNormalization,
+        PenaltyAroundAssignment,
+        PenaltyBetweenAssignments,
         PenaltyOnTable,
         pytest.param(PenaltyInLoop, marks=pytest.mark.tf(max="2.2", because="later ones can")),
     ],
