@@ -7,7 +7,7 @@ from accum._engine._draws import Draws, uniform_seed
 from accum._engine._part import Key, Part
 from accum._rows import Layout
 from accum._tf import tf
-from accum.compat.v1._frontier import edges_of, is_of_shapes, repoint, taken_by_size
+from accum.compat.v1._frontier import Edge, edges_of, is_of_shapes, repoint, taken_by_size
 from accum.compat.v1._inside import Inside, is_random, lengths_found_in
 from accum.compat.v1._micro_batch_loop import Joined, over_micro_batches, rows_of_micro_batch
 
@@ -157,19 +157,22 @@ class BatchInRun:
 
         In the graph, it would be computed from what it is the shape of, for the whole batch at once.
         """
-        shapes = [one for one in part.boundary if one.op.type == "Shape"]  # of a number
-        of_numbers = {one.name: one.op.inputs[0] for one in shapes}
-        tensors = {one.name: one for one in (*part.boundary, *of_numbers.values())}
-        numbers = [one for one in tensors.values() if is_of_shapes(self._inside, one)]
+        numbers, shapes = self._numbers_in(part)
         self._known.update(self.sizes([one for one in numbers if one.name not in self._known], {}))
         known = {one.name: self._known[one.name] for one in numbers}
         for one in shapes:
-            value, number = tf.get_static_value(one), self._known.get(of_numbers[one.name].name)
+            value, number = tf.get_static_value(one), self._known.get(one.op.inputs[0].name)
             if value is not None:
                 known[one.name] = tf.constant(value, one.dtype)
             elif number is not None:
                 known[one.name] = tf.shape(number, out_type=one.dtype)
         return known
+
+    def _numbers_in(self, part: Part) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+        """Return numbers that a part takes from the graph, computed from shapes, and those whose shapes it takes."""
+        shapes = [one for one in part.boundary if one.op.type == "Shape"]
+        tensors = {one.name: one for one in [*part.boundary, *(one.op.inputs[0] for one in shapes)]}
+        return [one for one in tensors.values() if is_of_shapes(self._inside, one)], shapes
 
     def sizes(self, tensors: Sequence[tf.Tensor], joined: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Return {key of a number that depends on lengths: the same for the whole batch}, given joined rows."""
@@ -194,26 +197,45 @@ class BatchInRun:
 
     def _find_shapes(self, tensors: Sequence[tf.Tensor]) -> None:
         """Compute shapes of rows of the whole batch. Where only one example tells the lengths, it is computed."""
-        new = {tensor.name: tensor for tensor in tensors if tensor.name not in self._shapes}
-        images = {key: self._inside.image_of(tensor.op.inputs[0]) for key, tensor in new.items()}
-        layouts = {key: self._inside.layout(image) for key, image in images.items()}
-        lengths: Dict[Key, List[Any]] = {key: tensor.op.inputs[0].shape.as_list() for key, tensor in new.items()}
-        unknown = [
-            key
-            for key, layout in layouts.items()
-            if layout.factor != 1 or None in lengths[key][: layout.axis] + lengths[key][layout.axis + 1 :]
-        ]
-        if unknown:
-            part = Part([images[key] for key in unknown], list(self._inside.fed.values()), self._inside.is_taken)
-            values = self._part_of(part, tf.constant(0), tf.minimum(self.total, 1), self.known(part), {})
-            for key in unknown:
-                shape = tf.identity(tf.shape(values[images[key].name]))
-                lengths_found_in(self._inside.graph).add(shape.op)
-                lengths[key] = tf.unstack(shape, num=len(lengths[key]))
-        for key, tensor in new.items():
-            axis = layouts[key].axis
-            lengths[key][axis] = self.whole * lengths[key][axis] if key in unknown else self.whole
-            self._shapes[key] = tf.stack([tf.cast(length, tensor.dtype) for length in lengths[key]])
+        new = {one.name: one for one in tensors if one.name not in self._shapes}
+        unknown: Dict[Key, tf.Tensor] = {}
+        part: Optional[Part] = None
+        while new:
+            for key, tensor in new.items():
+                layout, lengths = self._layout_of(tensor), tensor.op.inputs[0].shape.as_list()
+                if layout.factor != 1 or None in lengths[: layout.axis] + lengths[layout.axis + 1 :]:
+                    unknown[key] = tensor
+                else:
+                    lengths[layout.axis] = self.whole
+                    self._shapes[key] = _stacked(lengths, tensor.dtype)
+            new = {}
+            if unknown:
+                images = [self._inside.image_of(one.op.inputs[0]) for one in unknown.values()]
+                part = Part(images, list(self._inside.fed.values()), self._inside.is_taken)
+                taken = (one for number in self._numbers_in(part)[0] for one in self._shapes_of(number))
+                new = {one.name: one for one in taken if one.name not in {**unknown, **self._shapes}}
+        if part is not None:
+            self._find_by_example(part, list(unknown.values()))
+
+    def _shapes_of(self, number: tf.Tensor) -> List[tf.Tensor]:
+        return taken_by_size(self._inside, number.name)[1]
+
+    def _layout_of(self, shape: tf.Tensor) -> Layout:
+        return self._inside.layout(self._inside.image_of(shape.op.inputs[0]))
+
+    def _find_by_example(self, part: Part, tensors: Sequence[tf.Tensor]) -> None:
+        """Compute shapes of rows of a part, which gets what it takes of these itself."""
+        values = self._part_of(part, tf.constant(0), tf.minimum(self.total, 1), {}, {})
+        for tensor in tensors:
+            rows, layout = self._inside.image_of(tensor.op.inputs[0]), self._layout_of(tensor)
+            shape = tf.identity(tf.shape(values[rows.name]))
+            lengths_found_in(self._inside.graph).add(shape.op)
+            lengths = tf.unstack(shape, num=rows.shape.rank)
+            lengths[layout.axis] *= self.whole
+            self._shapes[tensor.name] = _stacked(lengths, tensor.dtype)
+        for key, number in self.known(part).items():
+            copies = [values[op.name] for op in part.ops]
+            repoint([Edge(op, at) for op in copies for at, one in enumerate(op.inputs) if one.name == key], number)
 
     def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
         """Let what has been computed use the examples' share of the batch's random numbers."""
@@ -229,3 +251,7 @@ class BatchInRun:
     def joining(self, tensor: tf.Tensor) -> Joined:
         """Return how the rows of micro-batches become those of the batch."""
         return Joined(tensor, self._inside.layout(tensor), tensor.shape)
+
+
+def _stacked(lengths: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
+    return tf.stack([tf.cast(length, dtype) for length in lengths])

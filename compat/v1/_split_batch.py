@@ -419,7 +419,8 @@ def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
             waits.update(one.results)
     scope = inside.graph.get_name_scope() + "/"
     outlets = {joined.op for joined in rows.joined.values()}
-    taken = [tensor.op for tensor in rows.forward.boundary if tensor.name not in run.known(rows.forward)]
+    known = run.known(rows.forward)
+    taken = [tensor.op for tensor in rows.forward.boundary if tensor.name not in known]
     needed = set(_tf.op_walks.ancestors(taken, with_control=True))
     for op in sorted(waits, key=_tf.graphs.creation_order):
         before = set(_tf.op_walks.ancestors([op], with_control=True))
