@@ -528,10 +528,13 @@ class CutGraph:
             if key not in own:
                 own.append(key)
 
-        for key in self._grad_keys():
-            add(key)
         pairs = [grad for grad in trace.grads if isinstance(grad, tuple)]
-        fetches[WEIGHTS] += [indices for values, indices in pairs if values in fetches[WEIGHTS]]
+        places: Dict[Key, Key] = dict(pairs)
+        for key in self._grad_keys():
+            if key not in places.values():
+                add(key)
+        for own in [*fetches.values(), *islands.values()]:  # the places of rows are taken with the rows
+            own += dict.fromkeys(places[key] for key in own if places.get(key, key) not in own)
         self.weights = self._phase(WEIGHTS, fetches[WEIGHTS], [], lambda name: self._levels[name] in (None, WEIGHTS))
         for key in self.weights.feeds:
             if name_of(key) in self._gradients and not self._is_base(key):
@@ -597,6 +600,10 @@ class CutGraph:
             for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
                 self._used(key)[2].add(phase.level)
+        for name, node in self._nodes.items():
+            for key in self._inputs(node) if name not in self._gradients else ():
+                if name_of(key) in self.drawn and name_of(key) not in self._islands:
+                    self._used(key)[2].add(self.level(key) or 0)  # what is computed again takes it
         effects = self._effects(of_gradients=False)
         phases = {}
         for level in reversed(range(count)):

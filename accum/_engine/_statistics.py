@@ -224,8 +224,12 @@ class Normalization(NamedTuple):
         gamma: Optional[tf.Tensor],
         beta: Optional[tf.Tensor],
         epsilon: float,
+        asked: Callable[[], None] = lambda: None,
     ) -> tf.Tensor:
-        """Return gamma (values - mean) / sqrt(variance + epsilon) + beta, with a gradient in few operations."""
+        """Return gamma (values - mean) / sqrt(variance + epsilon) + beta, with a gradient in few operations.
+
+        `asked` is called where its gradient is taken.
+        """
         dtype, has_beta = values.dtype, beta is not None
         gamma = tf.ones(self.shape, dtype) if gamma is None else gamma
         beta = tf.zeros(self.shape, dtype) if beta is None else beta
@@ -240,6 +244,7 @@ class Normalization(NamedTuple):
                 outputs += self.broadcast(beta)
 
             def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
+                asked()
                 by_beta = self.summed(upstream)
                 by_scale = self.summed(upstream * (values - middle))
                 by_variance = -0.5 * by_scale * gamma * inverse * inverse * inverse
@@ -247,7 +252,7 @@ class Normalization(NamedTuple):
 
             return [outputs], grad
 
-        rule = _image_rule(epsilon) if self._is_image(values) and epsilon >= LEAST_EPSILON else normalized
+        rule = _image_rule(epsilon, asked) if self._is_image(values) and epsilon >= LEAST_EPSILON else normalized
         with tf.name_scope(NORMALIZED):
             (outputs,) = custom_gradient(rule)(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
@@ -281,7 +286,7 @@ class Normalization(NamedTuple):
         return tf.reshape(value, [1 if axis in self.axes else -1 for axis in range(self.rank)])
 
 
-def _image_rule(epsilon: float) -> DifferentiatedFunction:
+def _image_rule(epsilon: float, asked: Callable[[], None]) -> DifferentiatedFunction:
     """Return the function that normalises images, by the operation for given statistics, in one pass."""
     fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
 
@@ -290,6 +295,7 @@ def _image_rule(epsilon: float) -> DifferentiatedFunction:
         outputs = tf.raw_ops.FusedBatchNormV3(x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed)
 
         def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
+            asked()
             by_values, by_gamma, by_beta, _, _ = tf.raw_ops.FusedBatchNormGradV3(
                 y_backprop=upstream,
                 x=values,

@@ -123,6 +123,7 @@ class Marks:
 
     def __init__(self, compiled: bool = False) -> None:
         self._compiled = compiled
+        self._is_open = True
         self.graph: tf.Graph = None
         self.losses: List[Tuple[tf.Tensor, bool]] = []
         self.numbers: List[Tuple[tf.Tensor, bool]] = []
@@ -176,6 +177,18 @@ class Marks:
         whole = Moments(*[_placeholder(value.dtype, value.shape) for value in moments])
         self.statistics.append((barrier, begin, values, moments, whole, gradient))
         return begin, whole
+
+    def require_end(self) -> None:
+        """Raise if the function takes a gradient, which would not go through the statistics of the batch."""
+        if self._is_open:
+            raise Unrepeatable(
+                "a gradient is taken within the call, through batch normalisation: take it outside of the call."
+                " [accum: whole-batch-gradient]"
+            )
+
+    def end(self) -> None:
+        """End the function: from now on, gradients are those of the trace."""
+        self._is_open = False
 
     def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
@@ -262,6 +275,7 @@ def trace(
         marks = Marks(compiled)
         marks.begin()
         outputs = list(function(tensors, marks))
+        marks.end()
         sources = variables if marks.sources is None else marks.sources
         nonlocal read
         read = _read(marks, tensors, outputs, sources if differentiable else None)

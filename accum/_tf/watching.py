@@ -6,7 +6,9 @@ Also which variables are read, and for which tensors a tape records.
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
+
+from tensorflow.python.eager import forwardprop_util  # a private module: no public name tells what is watched
 
 from accum._tf import patches
 from accum._tf.graphs import untouched_by_autograph
@@ -24,6 +26,11 @@ except ImportError:
 def is_recorded(tensor: tf.Tensor) -> bool:
     """Whether a `tf.GradientTape` of this thread records what is computed from a tensor."""
     return bool(record.should_record_backprop([tensor]))
+
+
+def is_accumulated(values: Sequence[Any]) -> bool:
+    """Whether a `tf.autodiff.ForwardAccumulator` of this thread follows what is computed from tensors or variables."""
+    return bool(forwardprop_util.pack_tangents([tf.convert_to_tensor(value) for value in values]).tangents)
 
 
 def unrecorded() -> Any:

@@ -458,6 +458,135 @@ class LooksAtNumbers(Steps):
         return {"loss": loss}
 
 
+class Slope(layers.Layer):
+    """Returns the gradient of a network by its inputs, as forces are; `forward`: by forward accumulation."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.net, self.forward = dense(1, 5, norm=True), forward
+
+    def call(self, inputs, training=None):
+        if self.forward:
+            with tf.autodiff.ForwardAccumulator(inputs, tf.cos(inputs)) as accumulator:
+                values = self.net(inputs, training=training)
+            return accumulator.jvp(values)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            values = self.net(inputs, training=training)
+        return tape.gradient(values, inputs)
+
+
+class Forces(Steps):
+    """Trains on a gradient that a layer takes through batch normalisation."""
+
+    forward = False
+
+    def make(self):
+        self.slope = Slope(self.forward)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.slope(data, training=True) - 0.5 * data) ** 2)
+        self.update(self.first, tape, loss, self.slope.net.trainable_variables)
+        return {"loss": loss}
+
+
+class ForwardForces(Forces):
+    forward = True
+
+
+class Directional(Steps):
+    """Trains on a derivative in a direction of its inputs, by forward accumulation around the call."""
+
+    of_weight = False
+
+    def make(self):
+        self.net = dense(1, 5, norm=True)
+
+    def train_step(self, batch):
+        data, _ = batch
+        weight = self.net.layers[-1].kernel
+        primal = getattr(weight, "value", weight) if IS_KERAS_3 else weight
+        primal = primal if self.of_weight else data
+        with tf.GradientTape() as tape:
+            with tf.autodiff.ForwardAccumulator(
+                primal, tf.ones(primal.shape if self.of_weight else tf.shape(data))
+            ) as a:
+                values = self.net(data, training=True)
+            loss = tf.reduce_mean((values - 1.0) ** 2) + tf.reduce_mean(a.jvp(values) ** 2)
+        self.update(self.first, tape, loss, self.net.trainable_variables)
+        return {"loss": loss}
+
+
+class DirectionalByWeight(Directional):
+    of_weight = True
+
+
+class Vectorized(Steps):
+    def make(self):
+        self.net = dense(1, 5)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            values = tf.vectorized_map(lambda row: self.net(row[tf.newaxis])[0], data)
+            loss = tf.reduce_mean((values - 1.0) ** 2)
+        self.update(self.first, tape, loss, self.net.trainable_variables)
+        return {"loss": loss}
+
+
+class Decoding(Steps):
+    """Looks up, behind batch normalisation, what the step before has chosen, in the same table."""
+
+    network = None
+
+    def make(self):
+        self.decoder = (self.network or Decoder)()
+        self.decoder(tf.constant(X[:2]))  # so that it has its weights
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.decoder(data, training=True) - data[:, :4]) ** 2)
+        self.update(self.first, tape, loss, self.decoder.trainable_variables)
+        return {"loss": loss}
+
+
+class Decoder(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm, self.out = layers.Embedding(5, 4), layers.BatchNormalization(), layers.Dense(4)
+
+    def call(self, inputs, training=None):
+        tokens, total = tf.argmax(inputs, 1), 0.0
+        for _ in range(3):
+            hidden = self.norm(tf.tanh(self.table(tokens)) + inputs[:, :4], training=training)
+            chosen = self.out(hidden)
+            tokens, total = tf.argmax(chosen, 1), total + chosen
+        return total
+
+
+class Counted(layers.Layer):
+    """Looks up in a table, and compares with the largest of all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = layers.BatchNormalization(), layers.Dense(4)
+        numbers = tf.range(3, dtype=tf.int64)
+        pairs = tf.lookup.KeyValueTensorInitializer(numbers, 2 * numbers + 1)
+        self.numbers = tf.lookup.StaticHashTable(pairs, -1)
+
+    def call(self, inputs, training=None):
+        found = tf.cast(self.numbers.lookup(tf.cast(tf.abs(inputs), tf.int64)), tf.float32)
+        hidden = tf.concat([found / tf.reduce_max(found), inputs * found], 1)
+        return self.norm(tf.tanh(self.out(hidden)), training=training)
+
+
+class Looking(Decoding):
+    network = Counted
+
+
 class NormalizedInLoop(Steps):
     def make(self):
         self.norm = layers.BatchNormalization()
@@ -1101,3 +1230,25 @@ def test_a_mask_without_examples_whose_lengths_are_unknown_may_be_passed_beside_
         results.append(model.get_weights())
     for one, other in zip(*results):
         np.testing.assert_allclose(one, other, atol=2e-6, rtol=0)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("make", [Forces, ForwardForces, Directional, DirectionalByWeight, Vectorized])
+def test_a_derivative_that_is_no_gradient_of_the_outputs_is_computed_at_once(make):
+    """By the network as it is: what TensorFlow would find in the place of its gradient is none, or another one."""
+    expected, logs = plain(make)
+    with warned("computed for the whole batch at once") as said:
+        weights, own_logs = trained(make, micro_batch_size=6)
+    assert len(said) == 1
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("make", [Decoding, Looking])
+def test_what_is_looked_up_around_batch_normalization_is_that_of_the_full_batch(make):
+    expected, logs = plain(make)
+    with silent():
+        weights, own_logs = trained(make, micro_batch_size=6)
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())

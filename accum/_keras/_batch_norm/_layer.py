@@ -595,7 +595,8 @@ class BatchNormBarrier(Barrier):
         gamma = tf.cast(_tf.variables.native(layer.gamma), exact) if layer.scale else None
         beta = tf.cast(_tf.variables.native(layer.beta), exact) if layer.center else None
         epsilon = float(_tf.batch_norm.epsilon_of(layer))
-        return tf.cast(rule.normalized(values, whole.mean, whole.variance, gamma, beta, epsilon), dtype)
+        outputs = rule.normalized(values, whole.mean, whole.variance, gamma, beta, epsilon, marks.require_end)
+        return tf.cast(outputs, dtype)
 
     def receive(self, whole: Moments) -> None:
         if isinstance(self._layer, AccumBatchNormalization):

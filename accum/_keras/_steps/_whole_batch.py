@@ -396,6 +396,15 @@ def _require_unread(trace: Trace) -> None:
         raise ExamplesMeet(f"it reads moving statistics that the same call moves. Received: {stale}.")
 
 
+def _require_tape(layer: tf.keras.layers.Layer, leaves: Sequence[Nested]) -> None:
+    """Raise where TensorFlow would not ask what a layer returns for its gradient."""
+    if _tf.graphs.is_vectorized_here():
+        raise ExamplesMeet("it is called within `tf.vectorized_map`, which makes operations anew.")
+    tensors = [leaf for leaf in tf.nest.flatten(list(leaves), expand_composites=True) if tf.is_tensor(leaf)]
+    if _tf.watching.is_accumulated([*tensors, *map(_tf.variables.native, layer.trainable_variables)]):
+        raise ExamplesMeet("a `tf.autodiff.ForwardAccumulator` watches it.")
+
+
 class WholeBatchCalls:
     """Stands in for the calls of a model, and of other layers, during one step, on one replica.
 
@@ -507,6 +516,7 @@ class WholeBatchCalls:
         if not layer.built:
             with self._within():
                 _build(call, batch)
+        _require_tape(layer, arguments.leaves)
         traced = self._traced(layer, call, arguments)
         segments = traced.segments
         moved = names_of_moved(self._model, segments.graph.moved) if self._is_exact(layer) else []
