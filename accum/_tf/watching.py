@@ -8,8 +8,6 @@ import functools
 import threading
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
 
-from tensorflow.python.eager import forwardprop_util  # a private module: no public name tells what is watched
-
 from accum._tf import patches
 from accum._tf.graphs import untouched_by_autograph
 from accum._tf.optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
@@ -17,6 +15,10 @@ from accum._tf.patches import ClassPatch
 from accum._tf.variables import key_of
 from accum._tf.version import IS_KERAS_3, tf
 
+try:  # a private module: no public name tells what a `ForwardAccumulator` follows
+    from tensorflow.python.eager import forwardprop_util
+except ImportError:
+    forwardprop_util = None  # dies with 1.15, which has none
 try:  # a private module: no public name tells which variables are read, and costs nothing else
     from tensorflow.python.eager import record
 except ImportError:
@@ -30,6 +32,8 @@ def is_recorded(tensor: tf.Tensor) -> bool:
 
 def is_accumulated(values: Sequence[Any]) -> bool:
     """Whether a `tf.autodiff.ForwardAccumulator` of this thread follows what is computed from tensors or variables."""
+    if forwardprop_util is None:
+        return False
     return bool(forwardprop_util.pack_tangents([tf.convert_to_tensor(value) for value in values]).tangents)
 
 
