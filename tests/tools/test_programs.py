@@ -67,9 +67,9 @@ FINER = {"dc-tts": 1e-8}
 """A bar below `BAR` for a program whose weights move less than that in its three steps."""
 
 
-AT_ONCE = ("nematus", "sequence-tagging", "transformer-xl")
-"""A step of these also computes some of it for the whole batch: masks and lengths of words are made from its shapes. In
-transformer-xl it is positions, in which there are no examples."""
+AT_ONCE = ("sequence-tagging", "transformer-xl")
+"""A step of these also computes some of it for the whole batch: letters whose shape gives the lengths of words, and in
+transformer-xl positions, in which there are no examples."""
 
 
 @pytest.mark.law("L21")
