@@ -80,7 +80,7 @@ class CutGraph:
       assigned: list of `Assigned`, what is assigned once.
       assigned_first: {key of the value in the graph: `Assigned`}, what is known before the batch.
       assigned_at_once: {which of `wholes`: list of `Assigned`, what it assigns}.
-      first: the `Phase` that computes `assigned_first`.
+      first: list of the phases that compute `assigned_first`, one for each, in an order in which they can.
       finals: the `Phase` that computes `assigned`.
       read_between: handles of variables of floats that are read behind an assignment, but not as `assigned_first`.
       states: {key in the graph: handle of the variable that is read once, before the batch}.
@@ -93,6 +93,7 @@ class CutGraph:
         self._nodes = _tf.graph_parts.nodes_of(self._graph_def)
         self._library = _tf.graph_parts.Library(trace.graph, self._graph_def)
         self._captures = {key: outside for outside, key in trace.captures}
+        self._of_trace = set(self._nodes)
         self._aliases: Dict[Key, Key] = {}
         self._order_of: Dict[str, int] = {}
         self.states: Dict[Key, tf.Tensor] = {}
@@ -243,7 +244,12 @@ class CutGraph:
             before = {name_of(key) for key in self._inputs(node)}
             dependent = {one for one in before if self._levels[one] is not None}
             is_count = bool(dependent) and (node.type in ("Shape", "ShapeN", "Size") or dependent <= counts)
-            is_alone = name not in self._islands and name not in self._gradients and name not in self._waits
+            is_alone = (
+                name in self._of_trace
+                and name not in self._islands
+                and name not in self._gradients
+                and name not in self._waits
+            )
             if is_count and is_alone and name not in self.drawn:
                 outputs = self.trace.graph.get_operation_by_name(name).outputs
                 if outputs and all(output.dtype.is_integer or output.dtype.is_bool for output in outputs):
@@ -362,7 +368,8 @@ class CutGraph:
         finals = self._forward([node for node in created if node.inputs[0] in assigned])
         self._order()
         self._find_levels()
-        reached = self._reached(self._data_fetches())
+        once = [final for final in finals.values() if self._is_of_batch(final)]
+        reached = self._reached(self._data_fetches() + once)
         for handle, final in finals.items():
             outside = self._captures[handle]
             if self._is_of_batch(final):
@@ -427,10 +434,15 @@ class CutGraph:
         first = {id(final.handle): final for final in self.assigned if self.level(final.value) is None}
         self.assigned = [final for final in self.assigned if id(final.handle) not in first]
         numbers = {name: number for number, name in enumerate(self._nodes)}  # in the order of their creation
-        for handle, reads in self._reads.items():
-            assigns = [name for name in self._assigns if self._nodes[name].inputs[0] == handle]
-            dtype, outside = _dtype(self._nodes[assigns[0]]), self._captures[handle]
-            behind = [key for key in reads if numbers[name_of(key)] > numbers[assigns[0]]]
+        assigns_of: Dict[Key, List[str]] = {}
+        for name in sorted(self._assigns, key=numbers.__getitem__):
+            assigns_of.setdefault(self._nodes[name].inputs[0], []).append(name)
+        between: List[Tuple[Key, tf.Tensor]] = []
+        # What is assigned last may read what was assigned before, and not the other way round.
+        for handle in sorted(assigns_of, key=lambda one: numbers[assigns_of[one][-1]]):
+            assigns, outside = assigns_of[handle], self._captures[handle]
+            dtype = _dtype(self._nodes[assigns[0]])
+            behind = [key for key in self._reads[handle] if numbers[name_of(key)] > numbers[assigns[0]]]
             if id(outside) in first:
                 key = f"accum_assigned/{name_of(handle)}:0"
                 self._add(_tf.graph_parts.new_node(name_of(key), "Placeholder", [], dtype=dtype))
@@ -438,11 +450,13 @@ class CutGraph:
                 last = [one for one in behind if numbers[name_of(one)] > numbers[assigns[-1]]]
                 self._aliases.update((one, key) for one in last)
                 behind = [one for one in behind if one not in last]
-            if behind and dtype.is_floating:
-                self.read_between.append(outside)
+            between += [(one, outside) for one in behind if dtype.is_floating or dtype.is_complex]
         if self.assigned_first:
             self._order()
             self._find_levels()
+        reached = self._reached(self._data_fetches())
+        taken = {key for name in reached for key in self._nodes[name].inputs}.union(self._data_fetches())
+        self.read_between = [outside for key, outside in between if key in taken]
         self._require_plain_reads()
 
     def _require_plain_reads(self) -> None:
@@ -461,7 +475,7 @@ class CutGraph:
             if name in self._assigns:
                 begun.add(node.inputs[0])
             handles = self._reads.keys() & set(node.inputs) if node.type in kinds else set()
-            if handles and (name in others or handles & begun):
+            if handles and (name in others or handles & begun or self._library.hidden(node)):
                 raise Unrepeatable(
                     "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
                     "within a loop, a conditional or a function of its own: read all of it first, with "
@@ -600,10 +614,10 @@ class CutGraph:
             for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
                 self._used(key)[2].add(phase.level)
-        for name, node in self._nodes.items():
-            for key in self._inputs(node) if name not in self._gradients else ():
+        for name in self._reached([key for key, (_, _, backward) in self.uses.items() if backward]):
+            for key in self._inputs(self._nodes[name]):  # of what is computed again
                 if name_of(key) in self.drawn and name_of(key) not in self._islands:
-                    self._used(key)[2].add(self.level(key) or 0)  # what is computed again takes it
+                    self._used(key)[2].add(self.level(key) or 0)
         effects = self._effects(of_gradients=False)
         phases = {}
         for level in reversed(range(count)):
@@ -616,9 +630,9 @@ class CutGraph:
             phases[level] = phase
         self.forward = [phases[level] for level in range(count)]
         self._require_results()
-        self.first, self.finals = (
+        *self.first, self.finals = (
             self._phase(0, [final.value for final in finals], [], lambda name: self._is_of_batch(f"{name}:0"))
-            for finals in (self.assigned_first.values(), self.assigned)
+            for finals in [*([final] for final in self.assigned_first.values()), self.assigned]
         )
 
     def _require_arguments(self, whole: WholeMark, phase: Phase) -> None:

@@ -34,7 +34,7 @@ from accum._engine._linked_gradient import NOT_TWICE
 from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches
 from accum._engine._replicas import sum_of_group
 from accum._engine._statistics import Moments, over_replicas
-from accum._engine._trace import LossMark, Trace, WholeMark
+from accum._engine._trace import LossMark, Trace, WholeMark, is_differentiable
 from accum._tf import Gradient, Nested, Scalar, tf
 
 Key = str
@@ -204,12 +204,12 @@ class SegmentedFunction:
         """Run the function. Returns (its outputs, the losses that were added)."""
         cut, trace = self._cut, self._trace
         self._zeros: Dict[Tuple[tf.DType, Tuple[Optional[int], ...]], tf.Tensor] = {}
-        if any(trace.seed in phase.feeds for phase in [*cut.forward, *cut.wholes, cut.first, cut.finals]):
+        if any(trace.seed in phase.feeds for phase in [*cut.forward, *cut.wholes, *cut.first, cut.finals]):
             self._whole_values[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
             self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.spec(key).dtype)
-        first = self._segments.run(cut.first, self._feeds(cut.first, FIRST)) if cut.first.fetches else {}
-        self._whole_values.update((key, first[final.value]) for key, final in cut.assigned_first.items())
+        for phase, (key, final) in zip(cut.first, cut.assigned_first.items()):
+            self._whole_values[key] = self._segments.run(phase, self._feeds(phase, FIRST))[final.value]
         self._begun = dict(self._whole_values)
         fetched = self._fetched()
         self._kept = dict(self._stored)
@@ -235,7 +235,7 @@ class SegmentedFunction:
         drawn = map(trace.graph.get_operation_by_name, self._cut.drawn)
         acts = any(phase.effects for phase in phases) or any(map(_tf.random_ops.random_op_of, drawn))
         values = [pair for pair in self._cut.read_as() if pair[0] in taken]
-        handles = [id(handle) for _, handle in values]
+        handles = [id(handle) for key, handle in values if is_differentiable(self._cut.spec(key))]
         if nodes or trace.statistics or acts or self._cut.read_between or len(handles) > len(set(handles)):
             raise ValueError(NOT_TWICE)
         again = copy.copy(self)

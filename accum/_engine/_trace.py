@@ -323,7 +323,9 @@ def _read(
     grads: List[Any] = []
     if targets and (variables or marks.watched):
         wanted = list(variables or ()) + differentiable
+        done = len(marks.graph.get_operations())
         grads = tf.gradients(targets, wanted, grad_ys=cotangents, name=SCOPE)
+        _require_no_draws(marks.graph, marks.graph.get_operations()[done:])
     for grad, source in zip(grads, wanted if grads else ()):
         if isinstance(grad, tf.Tensor) and source.dtype != tf.resource:  # a handle
             grad.set_shape(source.shape)
@@ -386,6 +388,14 @@ def _read(
         _names(marks.rows),
         [],
     )
+
+
+def _require_no_draws(graph: tf.Graph, ops: Sequence[tf.Operation]) -> None:
+    """Raise if a gradient draws random numbers: of the examples, it would draw those of the first ones for all."""
+    drawing = [op.name for op in ops if _tf.random_ops.random_op_of(op) is not None]
+    drawing += _tf.graph_parts.calls_that_draw(graph, ops)
+    if drawing:
+        raise Unrepeatable(f"its gradient draws random numbers. Received: {drawing}. [accum: whole-batch-loop]")
 
 
 def is_differentiable(tensor: tf.Tensor) -> bool:

@@ -226,6 +226,8 @@ def own_gradients_in(graph: tf.Graph) -> Set[str]:
 
 
 REPEATABLE = {
+    "CheckNumerics",
+    "CheckNumericsV2",
     "EagerPyFunc",
     "Placeholder",
     "ReadVariableOp",

@@ -587,6 +587,76 @@ class Looking(Decoding):
     network = Counted
 
 
+class GradientNoise(Penalty):
+    """A network that adds noise to its gradient, and checks its numbers."""
+
+    draws = True
+
+    def make(self):
+        @tf.custom_gradient
+        def noisy(values):
+            def grad(upstream):
+                if not self.draws:
+                    return tf.debugging.check_numerics(upstream, "gradient")
+                return upstream * (1.0 + tf.random.stateless_uniform(tf.shape(upstream), [1, 2]))
+
+            return tf.debugging.check_numerics(values, "values"), grad
+
+        hidden = [layers.Dense(4), layers.Lambda(noisy), layers.BatchNormalization(), layers.Dense(1)]
+        self.critic = tf.keras.Sequential([tf.keras.Input((5,)), *hidden])
+
+    def penalty(self, data):
+        return tf.reduce_mean((self.critic(data, training=True) - 1.0) ** 2)
+
+
+class CheckedGradient(GradientNoise):
+    draws = False
+
+
+class Scheduled(layers.Layer):
+    """Moves one variable, a second one by it, and a third one in a conditional before it is set."""
+
+    def __init__(self, in_branch=False):
+        super().__init__()
+        self.in_branch = in_branch
+
+    def build(self, shape):
+        names = ("count", "rate", "kernel")
+        shapes = ((), (), (shape[-1], 4))
+        self.count, self.rate, self.kernel = (
+            self.add_weight(name=name, shape=one, initializer="ones", trainable=name == "kernel")
+            for name, one in zip(names, shapes)
+        )
+
+    def call(self, inputs):
+        count, rate = (tf.convert_to_tensor(one) for one in (self.count, self.rate))
+        self.rate.assign(0.5 * rate)
+        if self.in_branch:
+            assigned = lambda: tf.convert_to_tensor(self.count.assign(3.0))
+            tf.cond(count < 9.0, assigned, lambda: tf.convert_to_tensor(self.count))
+        self.count.assign(tf.convert_to_tensor(self.count) + 1.0)
+        self.rate.assign(tf.convert_to_tensor(self.rate) + 1.0 / (2.0 + tf.convert_to_tensor(self.count) ** 2))
+        return tf.tanh(inputs @ tf.convert_to_tensor(self.kernel)) * tf.convert_to_tensor(self.rate)
+
+
+class Moving(PenaltyBehindAssignment):
+    """A network whose variables are assigned to in turn."""
+
+    in_branch = False
+
+    def make(self):
+        self.critic = tf.keras.Sequential([tf.keras.Input((5,)), Scheduled(self.in_branch), layers.Dense(1)])
+
+
+class MovingWithoutPenalty(Moving):
+    def penalty(self, data):
+        return tf.reduce_mean((self.critic(data, training=True) - 1.0) ** 2)
+
+
+class MovingInBranch(MovingWithoutPenalty):
+    in_branch = True
+
+
 class NormalizedInLoop(Steps):
     def make(self):
         self.norm = layers.BatchNormalization()
@@ -955,7 +1025,7 @@ def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
     assert_same(weights, expected)
 
 
-@pytest.mark.parametrize("make", [BehindAssignment, AroundAssignment, BetweenAssignments])
+@pytest.mark.parametrize("make", [BehindAssignment, AroundAssignment, BetweenAssignments, MovingWithoutPenalty])
 def test_a_network_that_assigns_to_its_weights_is_split_without_a_word(make):
     expected, logs = plain(make)
     with silent():
@@ -967,17 +1037,22 @@ def test_a_network_that_assigns_to_its_weights_is_split_without_a_word(make):
     assert max(np.abs(one - other).max() for one, other in zip(others, expected)) > 1e-4
 
 
-def test_a_conditional_that_reads_what_was_assigned_before_is_computed_at_once():
-    expected, _ = plain(ReadInBranchBehindAssignment)
+@pytest.mark.parametrize(
+    "make",
+    [ReadInBranchBehindAssignment]
+    + [pytest.param(MovingInBranch, marks=pytest.mark.tf(keras=2, because="Keras 3 can't assign in a branch"))],
+)
+def test_a_conditional_that_reads_what_was_assigned_before_or_assigns_is_computed_at_once(make):
+    expected, _ = plain(make)
     with warned("computed for the whole batch at once") as said:
-        assert_same(trained(ReadInBranchBehindAssignment, micro_batch_size=6)[0], expected)
+        assert_same(trained(make, micro_batch_size=6)[0], expected)
     assert len(said) == 1 and "[accum: whole-batch-loop]" in said[0]
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "make",
-    [Penalty, PenaltyOnWeights, PenaltyBehindAssignment]
+    [Penalty, PenaltyOnWeights, PenaltyBehindAssignment, Moving]
     + [pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))],
 )
 def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
@@ -1233,7 +1308,7 @@ def test_a_mask_without_examples_whose_lengths_are_unknown_may_be_passed_beside_
 
 
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("make", [Forces, ForwardForces, Directional, DirectionalByWeight, Vectorized])
+@pytest.mark.parametrize("make", [Forces, ForwardForces, Directional, DirectionalByWeight, Vectorized, GradientNoise])
 def test_a_derivative_that_is_no_gradient_of_the_outputs_is_computed_at_once(make):
     """By the network as it is: what TensorFlow would find in the place of its gradient is none, or another one."""
     expected, logs = plain(make)
@@ -1245,8 +1320,8 @@ def test_a_derivative_that_is_no_gradient_of_the_outputs_is_computed_at_once(mak
 
 
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("make", [Decoding, Looking])
-def test_what_is_looked_up_around_batch_normalization_is_that_of_the_full_batch(make):
+@pytest.mark.parametrize("make", [Decoding, Looking, CheckedGradient])
+def test_what_is_looked_up_or_checked_around_batch_normalization_is_that_of_the_full_batch(make):
     expected, logs = plain(make)
     with silent():
         weights, own_logs = trained(make, micro_batch_size=6)
