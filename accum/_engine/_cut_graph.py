@@ -431,6 +431,8 @@ class CutGraph:
 
     def _assign_first(self) -> None:
         """Let what reads a variable behind its last assignment take a value that is known before the batch."""
+        if not self._reads:
+            return
         first = {id(final.handle): final for final in self.assigned if self.level(final.value) is None}
         self.assigned = [final for final in self.assigned if id(final.handle) not in first]
         numbers = {name: number for number, name in enumerate(self._nodes)}  # in the order of their creation

@@ -233,9 +233,12 @@ class BatchInRun:
             lengths = tf.unstack(shape, num=rows.shape.rank)
             lengths[layout.axis] *= self.whole
             self._shapes[tensor.name] = _stacked(lengths, tensor.dtype)
-        for key, number in self.known(part).items():
-            copies = [values[op.name] for op in part.ops]
-            repoint([Edge(op, at) for op in copies for at, one in enumerate(op.inputs) if one.name == key], number)
+        known = self.known(part)
+        for own in part.ops:
+            copy = values[own.name]
+            for at, one in enumerate(list(copy.inputs)):
+                if one.name in known:
+                    repoint([Edge(copy, at)], known[one.name])
 
     def draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
         """Let what has been computed use the examples' share of the batch's random numbers."""
