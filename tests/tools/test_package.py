@@ -213,6 +213,7 @@ def test_public_names_exist_and_say_what_they_are(module):
 PRIVATE_MODULES = {
     "random_ops.py": ["from tensorflow.python.framework import op_callbacks"],
     "watching.py": [
+        "from tensorflow.python.eager import forwardprop_util",
         "from tensorflow.python.eager import record",
         "from tensorflow.python.eager import tape as record",
     ],
