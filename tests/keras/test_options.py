@@ -12,7 +12,7 @@ from warned import silent
 
 import accum
 import accum.compat.v1
-from accum._keras._model import _model, _options
+from accum._keras._model import _options
 from accum._keras._optimizer import _families
 
 pytestmark = pytest.mark.tf("2.2")
@@ -433,7 +433,7 @@ def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
 
 
 def test_names_of_options_are_those_of_options():
-    assert not _model.OF_ACCUM_ALONE - set(_options.ModelOptions.NAMES)
+    assert not _options.OF_ACCUM_ALONE - set(_options.ModelOptions.NAMES)
     assert sorted(_families.FIXED) == SHARED
 
 

@@ -8,6 +8,8 @@ from replicas import mirrored
 import accum
 from accum._engine import _replicas
 from accum._keras._logging._recorded_sums import squared_norm
+from accum._keras._model import _options
+from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import listen
 from accum._keras._step_listener import StepListener
 from accum._tf.variables import new_statistic
@@ -62,3 +64,18 @@ def test_a_listener_logs_the_norm_of_each_update(options, replicas):
     size = 8 if "accum_steps" in options else 16
     history = model.fit(X, Y, batch_size=size, shuffle=False, verbose=0, callbacks=[LogUpdateNorm()]).history
     np.testing.assert_allclose(history["update_norm"], [expected], rtol=2e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_option_has_a_listener(replicas, monkeypatch):
+    monkeypatch.setitem(_options.LISTENERS, "recompute", UpdateNorm)
+    strategy = mirrored() if replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        with_it = accum.GradientAccumulateModel.from_model(compiled(), micro_batch_size=3, recompute=True)
+        without = accum.GradientAccumulateModel.from_model(compiled(), micro_batch_size=3, recompute=False)
+        with_it.compile(with_it.optimizer, "mse")  # it comes again, and is heard once
+    assert [type(one) for one in internals_of(with_it.optimizer).listeners] == [UpdateNorm]
+    expected = norm_of_full_batch(with_it)
+    history = with_it.fit(X, Y, batch_size=16, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["update_norm"], [expected], rtol=2e-6)
+    assert "update_norm" not in without.fit(X, Y, batch_size=16, verbose=0).history

@@ -18,7 +18,7 @@ from accum._keras._callbacks import FlushCallback
 from accum._keras._diagnosis._sums import warn_of_inexact_loss, warn_of_summed_activities
 from accum._keras._model._accumulation import ModelAccumulation
 from accum._keras._model._optimizers import ModelOptimizers, replaced_within
-from accum._keras._model._options import ModelOptions
+from accum._keras._model._options import OF_ACCUM_ALONE, ModelOptions
 from accum._keras._model._size_in_use import SizeInUse, batches_of_fit
 from accum._keras._optimizer._internals import accumulation_of, internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------------------------
 # Classes of accumulating models
 
-
-OF_ACCUM_ALONE = frozenset(
-    ["accumulator_dtype", "last_cycle", "memory_limit", "micro_batch_tokens", "micro_batch_weight", "nonfinite"]
-    + ["replicas_per_group", "sequence_lengths", "whole_batch"]
-)
-"""Names of options that nobody else is likely to give to an attribute."""
 
 MODEL_OPTIONS = ("inputs", "outputs", "name", "trainable", "dtype", "dynamic", "autocast")
 """Further arguments of `tf.keras.Model`. Keras 3 accepts any other name too, and ignores it."""

@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Tuple
 
 from accum import _check, _tf
 from accum._keras._model._accumulation import ModelAccumulation
+from accum._keras._model._options import LISTENERS
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, accumulating_optimizers
 from accum._keras._steps._reporting_loss import ReportingLoss
@@ -55,6 +56,7 @@ class ModelOptimizers:
             )
         for optimizer in accumulating:
             internals_of(optimizer).show(self._model)
+            self._listen_to(optimizer)
         self._own.forget_calls_of(gone)
         self._own.steps.replace()
         self._watch_losses()
@@ -90,6 +92,13 @@ class ModelOptimizers:
             )
         inner = _tf.optimizers.without_loss_scale_of_another(inner)
         return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **plan._asdict()), like=optimizer)
+
+    def _listen_to(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Let the listeners of the model's options see the steps of an optimizer, one of each kind."""
+        listeners = internals_of(optimizer).listeners
+        for option, kind in LISTENERS.items():
+            if self._own.options.arguments[option] and not any(type(one) is kind for one in listeners):
+                listeners.append(kind(self._model.distribute_strategy))
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""

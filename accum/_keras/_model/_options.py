@@ -1,13 +1,14 @@
 """The options of a `GradientAccumulateModel`, checked: `ModelOptions`."""
 
 import inspect
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._clipping._transform import AdaptiveClipping
 from accum._engine._plan import Plan
-from accum._tf import Data, Options, Scalar
+from accum._keras._step_listener import StepListener
+from accum._tf import Data, Options, Scalar, tf
 from accum._tf.types import (
     AccumSteps,
     Config,
@@ -44,6 +45,15 @@ if TYPE_CHECKING:
 
 LAST_CYCLE = ("flush", "carry", "drop")
 WEIGHTS = ("examples", "equal")
+
+OF_ACCUM_ALONE = frozenset(
+    ["accumulator_dtype", "last_cycle", "memory_limit", "micro_batch_tokens", "micro_batch_weight", "nonfinite"]
+    + ["replicas_per_group", "sequence_lengths", "whole_batch"]
+)
+"""Names of options that nobody else is likely to give to an attribute."""
+
+LISTENERS: Dict[str, Callable[[tf.distribute.Strategy], StepListener]] = {}
+"""Name of an option that logs something of each step -> the class of its listener, of which each optimizer has one."""
 
 
 class ModelOptions:
