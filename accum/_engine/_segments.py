@@ -26,9 +26,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from accum import _tf
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
-from accum._engine._cut_graph import Assigned, CutGraph, Phase
+from accum._engine._cut_graph import CutGraph, Phase
 from accum._engine._draws import uniform_seed
 from accum._engine._gradients import weighted
+from accum._engine._graph_variables import Assigned
 from accum._engine._kept_cuts import Crossing, chosen_cuts, kept_keys, read_again
 from accum._engine._linked_gradient import NOT_TWICE
 from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches
@@ -66,22 +67,22 @@ class Segments:
             )
             for key, (level, later, backward) in graph.uses.items()
         }
-        cuts = chosen_cuts(list(uses.values()), graph.count, recompute)
+        cuts = chosen_cuts(list(uses.values()), graph.leveled.count, recompute)
         self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
         self.kept = kept_keys(is_needed, cuts)
-        self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
+        self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.leveled.drawn}
         self.kept |= {key for mark in trace.wholes for key in mark.parts if key in uses}  # nothing computes it again
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
-        for begin, end in zip(cuts, cuts[1:] + [graph.count]):
+        for begin, end in zip(cuts, cuts[1:] + [graph.leveled.count]):
             inner = [
                 key
                 for key, (level, _, backward) in graph.uses.items()
                 if begin <= level and any(level < use < end for use in backward) and key not in self.kept
             ]
             again += inner
-            if end == graph.count:  # the forward pass has just computed them
+            if end == graph.leveled.count:  # the forward pass has just computed them
                 self.kept.update(inner)
                 inner = []
             self.groups.append((begin, end, graph.recomputed(begin, inner) if inner else None))
@@ -95,7 +96,7 @@ class Segments:
             for key in dict.fromkeys(again + sorted(self.kept))
             if key in self.first_needs and _tf.graph_parts.name_of(key) in graph.backward[uses[key].level].nodes
         ]
-        read = read_again(uses, candidates, self.kept, cuts, graph.count)
+        read = read_again(uses, candidates, self.kept, cuts, graph.leveled.count)
         self.first_needs.update({key: uses[key].level for key in read})
         self.backward = graph.reading(read)
         rows = {grad[0]: trace.graph.get_tensor_by_name(grad[1]) for grad in trace.grads if isinstance(grad, tuple)}
@@ -114,7 +115,8 @@ class Segments:
                 fetched = self.graph.run(phase, dict(zip(keys, values)))
                 return [fetched[key] for key in phase.fetches]
 
-            self._functions[id(phase)] = tf.function(function).get_concrete_function(*map(self.graph.spec, keys)), phase
+            traced = tf.function(function).get_concrete_function(*map(self.graph.leveled.spec, keys))
+            self._functions[id(phase)] = traced, phase
         # Eagerly, no tape of the user's must record this, or it would keep all tensors of all micro-batches.
         with tf.init_scope():
             fetched = self._functions[id(phase)][0](*[feeds[key] for key in keys])
@@ -123,7 +125,7 @@ class Segments:
 
 def _bytes(graph: CutGraph, key: Key) -> int:
     """Return the bytes of a tensor, for one example."""
-    spec = graph.spec(key)
+    spec = graph.leveled.spec(key)
     size = spec.dtype.size
     for length in (spec.shape.as_list() if spec.shape.rank else [1])[1:]:
         size *= length or 1
@@ -206,9 +208,9 @@ class SegmentedFunction:
         self._zeros: Dict[Tuple[tf.DType, Tuple[Optional[int], ...]], tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in [*cut.forward, *cut.wholes, *cut.first, cut.finals]):
             self._whole_values[trace.seed] = self._seed_of_batch()
-        for key, handle in cut.states.items():
-            self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.spec(key).dtype)
-        for phase, (key, final) in zip(cut.first, cut.assigned_first.items()):
+        for key, handle in cut.variables.read.items():
+            self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.leveled.spec(key).dtype)
+        for phase, (key, final) in zip(cut.first, cut.variables.assigned_first.items()):
             self._whole_values[key] = self._segments.run(phase, self._feeds(phase, FIRST))[final.value]
         self._begun = dict(self._whole_values)
         fetched = self._fetched()
@@ -232,11 +234,11 @@ class SegmentedFunction:
         trace, phases = self._trace, self._cut.forward + self._cut.wholes
         nodes = {name for phase in phases for name in phase.nodes} & _tf.graph_parts.own_gradients_in(trace.graph)
         taken = {key for phase in phases for key in phase.feeds}
-        drawn = map(trace.graph.get_operation_by_name, self._cut.drawn)
+        drawn = map(trace.graph.get_operation_by_name, self._cut.leveled.drawn)
         acts = any(phase.effects for phase in phases) or any(map(_tf.random_ops.random_op_of, drawn))
-        values = [pair for pair in self._cut.read_as() if pair[0] in taken]
-        handles = [id(handle) for key, handle in values if is_differentiable(self._cut.spec(key))]
-        if nodes or trace.statistics or acts or self._cut.read_between or len(handles) > len(set(handles)):
+        values = [pair for pair in self._cut.variables.read_as() if pair[0] in taken]
+        handles = [id(handle) for key, handle in values if is_differentiable(self._cut.leveled.spec(key))]
+        if nodes or trace.statistics or acts or self._cut.variables.read_between or len(handles) > len(set(handles)):
             raise ValueError(NOT_TWICE)
         again = copy.copy(self)
         again._is_at_once, again._stored, again._whole_values = True, {}, dict(self._begun)
@@ -260,7 +262,7 @@ class SegmentedFunction:
                     wholes = {key: with_examples(results[one], self._micro.batch.count, NOT_ROWS) for key, one in parts}
                     self._stored.update({key: _stored_whole(value) for key, value in wholes.items()})
                     if not self._is_at_once:
-                        _assign(cut.assigned_at_once.get(number, []), results)
+                        _assign(cut.variables.assigned_at_once.get(number, []), results)
             if phase.fetches or phase.effects:
                 self._forward(level, phase, losses, fetched)
             for key in [key for key in self._stored if self._is_done(key, level)]:
@@ -286,8 +288,8 @@ class SegmentedFunction:
         """Assign, once, what does not depend on the batch."""
         cut = self._cut
         values = self._segments.run(cut.finals, self._feeds(cut.finals, FIRST)) if cut.finals.fetches else {}
-        values.update((final.value, self._begun[key]) for key, final in cut.assigned_first.items())
-        _assign([*cut.assigned_first.values(), *cut.assigned], values)
+        values.update((final.value, self._begun[key]) for key, final in cut.variables.assigned_first.items())
+        _assign([*cut.variables.assigned_first.values(), *cut.variables.assigned], values)
 
     def _receive(self, fetched: Dict[Key, Any]) -> None:
         ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)
@@ -298,11 +300,17 @@ class SegmentedFunction:
 
     def _forward(self, level: int, phase: Phase, losses: Dict[Key, LossMark], fetched: Dict[Key, Any]) -> None:
         trace, cut = self._trace, self._cut
-        ends = [(number, mark) for number, mark in enumerate(trace.statistics) if cut.level(mark.moments.mean) == level]
-        others = [moments for moments, _ in trace.moments if (cut.level(moments.mean) or 0) == level]
+        ends = [
+            (number, mark)
+            for number, mark in enumerate(trace.statistics)
+            if cut.leveled.level(mark.moments.mean) == level
+        ]
+        others = [moments for moments, _ in trace.moments if (cut.leveled.level(moments.mean) or 0) == level]
         crossing = [key for key in phase.fetches if key in cut.uses]
         outputs = [
-            key for key in dict.fromkeys(trace.outputs) if key in phase.fetches and (cut.level(key) or 0) == level
+            key
+            for key in dict.fromkeys(trace.outputs)
+            if key in phase.fetches and (cut.leveled.level(key) or 0) == level
         ]
         added = [key for key in losses if key in phase.fetches]
         reusable = self._reusable(crossing, lambda key: self._is_done(key, level))
@@ -331,7 +339,7 @@ class SegmentedFunction:
             results = self._micro.run_at_once(micro_batch)
             results = results._replace(crossing=[_stored_whole(kept.joined()) for kept in results.crossing])
         else:
-            results = self._micro.run(micro_batch, lambda: combined(self._cut.spec, zeros, zeros))
+            results = self._micro.run(micro_batch, lambda: combined(self._cut.leveled.spec, zeros, zeros))
         self._stored.update(zip(crossing, results.crossing))
         fetched.update(zip(outputs, results.outputs))
         fetched.update(zip(added, results.losses))
@@ -357,7 +365,7 @@ class SegmentedFunction:
         free = [kept for key, kept in self._stored.items() if key not in self._of_wholes and is_done(key)]
         reusable = {}
         for key in keys:
-            match = next((kept for kept in free if kept.is_like(self._cut.spec(key))), None)
+            match = next((kept for kept in free if kept.is_like(self._cut.leveled.spec(key))), None)
             if match is not None:
                 reusable[key] = match
                 free.remove(match)
@@ -375,7 +383,7 @@ class SegmentedFunction:
     def _part_of(self, loss: LossMark, value: tf.Tensor, index: Index) -> tf.Tensor:
         """Return the part of a micro-batch in a loss of the batch."""
         value = _float32(value)
-        if self._cut.level(loss.value) is None or not loss.is_sum:
+        if self._cut.leveled.level(loss.value) is None or not loss.is_sum:
             return weighted(value, self._micro.share(index, value.dtype))
         return value
 
@@ -403,13 +411,13 @@ class SegmentedFunction:
                 loss, grad = self._loss_grads[key]
                 share = tf.ones([], grad.dtype) if loss.is_sum else self._micro.share(index, grad.dtype)
                 feeds[key] = self._cast(key, grad * share)
-            elif self._cut.is_cotangent(key):  # of what has no effect on the loss
+            elif self._cut.leveled.is_cotangent(key):  # of what has no effect on the loss
                 tensor = trace.graph.get_tensor_by_name(key)
                 feeds[key] = tf.zeros(tensor.shape, tensor.dtype)
         return feeds
 
     def _cast(self, key: Key, value: tf.Tensor) -> tf.Tensor:
-        return tf.cast(value, self._cut.spec(key).dtype)
+        return tf.cast(value, self._cut.leveled.spec(key).dtype)
 
     def _at(self, kept: KeptTensors, index: Index) -> tf.Tensor:
         if kept.others is None:
@@ -467,7 +475,7 @@ class SegmentedFunction:
         def micro_batch(_: None, index: Index) -> List[Kept]:
             return combined(self._segments.run(phase, self._feeds(phase, index)).__getitem__)
 
-        kept = self._micro.run(micro_batch, lambda: combined(self._cut.spec), after)
+        kept = self._micro.run(micro_batch, lambda: combined(self._cut.leveled.spec), after)
         self._stored.update(zip(phase.fetches, kept))
 
     def _backward(self, level: int, totals: Dict[Key, Gradient], after: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -499,7 +507,9 @@ class SegmentedFunction:
             value = self._segments.run(phase, self._feeds(phase, index)).__getitem__
             return combined(value, lambda key: _float32(value(key)))
 
-        results: _Backward = self._micro.run(micro_batch, lambda: combined(self._cut.spec, self._zeros_like), after)
+        results: _Backward = self._micro.run(
+            micro_batch, lambda: combined(self._cut.leveled.spec, self._zeros_like), after
+        )
         self._stored.update(zip(late, results.late))
         totals.update(zip(summed, results.sums))
         totals.update(zip(own_rows, results.rows))
@@ -542,7 +552,7 @@ class SegmentedFunction:
             elif key in self._loss_grads:
                 feeds[key] = self._loss_grads[key][1]
         for key in feeds:
-            feeds[key] = tf.cast(feeds[key], self._cut.spec(key).dtype)
+            feeds[key] = tf.cast(feeds[key], self._cut.leveled.spec(key).dtype)
         if cut.weights.fetches:
             fetched = self._segments.run(cut.weights, feeds)
             totals.update({key: self._as_slices(key, fetched) for key in fetched})

@@ -284,7 +284,7 @@ def _is_mean(found: _rows.Analysis, value: tf.Tensor, weight: Optional[tf.Tensor
 
 def _check_moved(graph: CutGraph, is_refused: bool) -> None:
     """Raise, or warn, if there are variables to which each micro-batch assigns."""
-    moved = {id(handle) for handle in graph.moved}
+    moved = {id(handle) for handle in graph.variables.moved}
     names = sorted(var.name for var in getattr(graph.trace.graph, "variables", ()) if id(var.handle) in moved)
     if names and is_refused:
         raise ValueError(f"it changes variables by the examples. Received: {names}.")

@@ -519,7 +519,7 @@ class WholeBatchCalls:
         _require_tape(layer, arguments.leaves)
         traced = self._traced(layer, call, arguments)
         segments = traced.segments
-        moved = names_of_moved(self._model, segments.graph.moved) if self._is_exact(layer) else []
+        moved = names_of_moved(self._model, segments.graph.variables.moved) if self._is_exact(layer) else []
         if moved:
             raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
         _require_unread(segments.graph.trace)
@@ -542,7 +542,7 @@ class WholeBatchCalls:
                 watched,
             )
             losses = self._as_shares(traced.losses(whole, losses), batch)
-        warn_of_moved(self._model, segments.graph.moved)
+        warn_of_moved(self._model, segments.graph.variables.moved)
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
 
