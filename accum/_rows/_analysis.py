@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Optional, Sequence
 
-from accum._rows._decisions import Decision, Decisions, Guess, has_rows, worst
+from accum._rows._decisions import Decision, Decisions, Guess, has_rows, may_be_scalar, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
 from accum._rows._shapes import ConstantBatchSize, Lengths, NotMade
@@ -33,10 +33,11 @@ def analyse(
     Raises:
       ConstantBatchSize: if the number of examples is a constant of the graph.
     """
-    attempts = [(guess, Lengths()) for guess in GUESSES]
+    flat = FlatGraph(graph, operations, inputs, drawn or {})
+    may_guess = any(may_be_scalar(graph, node) for unit in flat.units for node in unit)
+    attempts = [(guess, Lengths()) for guess in GUESSES if guess.scalars or may_guess]
     while True:
         guess, lengths = attempts[0]
-        flat = FlatGraph(graph, operations, inputs, drawn or {})
         try:
             return Analysis(Decisions(graph, flat, inputs, guess, with_places, lengths))
         except NotMade as failure:

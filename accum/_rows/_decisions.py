@@ -90,6 +90,14 @@ class Decision(NamedTuple):
     how: str = ""
 
 
+def may_be_scalar(graph: tf.Graph, node: Node) -> bool:
+    """Whether a node is a placeholder of the user's, of unknown rank, for which a guess is needed."""
+    if node.type != "Placeholder" or node.name != node.owner:
+        return False
+    tensor = graph.get_tensor_by_name(node.outputs[0])
+    return tensor.shape.rank is None and tensor.dtype not in (tf.resource, tf.variant)
+
+
 class Decisions:
     """Decides the state of every tensor."""
 
@@ -207,7 +215,7 @@ class Decisions:
     def _decide_pending(self, pending: List[Node]) -> None:
         nodes = []
         for node in pending:
-            if node.type == "Placeholder" and self._take_scalar(node):
+            if self._take_scalar(node):
                 continue
             nodes.append(node)
         self._add_shapes(nodes)
@@ -302,10 +310,7 @@ class Decisions:
 
     def _take_scalar(self, node: Node) -> bool:
         """Assume that a placeholder of unknown rank is a scalar."""
-        if not self.guess.scalars or node.name != node.owner or node.outputs[0] in self.inputs:
-            return False
-        tensor = self.graph.get_tensor_by_name(node.outputs[0])
-        if tensor.shape.rank is not None or tensor.dtype in (tf.resource, tf.variant):
+        if not self.guess.scalars or not may_be_scalar(self.graph, node) or node.outputs[0] in self.inputs:
             return False
         self.scalars.append(node.outputs[0])
         self.shapes.give(node.outputs[0], SCALAR, node.dtypes[0])
