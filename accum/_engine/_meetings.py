@@ -7,8 +7,8 @@ operations of the graph. Whatever it has no rule for may mix examples, and is re
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from accum import _rows, _tf
-from accum._engine._statistics import NORMALIZED, Moments
-from accum._engine._trace import SCOPE, Key, LossMark, Trace, is_differentiable
+from accum._engine._statistics import NORMALIZED
+from accum._engine._trace import SCOPE, Key, LossMark, StatisticsMark, Trace, is_differentiable
 from accum._tf import tf
 from accum._tf.graph_parts import name_of
 
@@ -47,10 +47,15 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     rows = trace.outputs + [key for mark in trace.wholes for key in mark.inputs]
     moments = [key for mark in trace.statistics for key in mark.moments]
     scalars = [loss.value for loss in trace.losses] + [key for key, _ in trace.numbers]
-    names = list(dict.fromkeys(map(name_of, rows + moments + scalars + trace.rows)))
+    begins = [key for mark in trace.statistics for key in mark.begins]
+    names = list(dict.fromkeys(map(name_of, rows + begins + moments + scalars + trace.rows)))
     drawing = drawing_for_all(trace, names)
     if drawing:
         return drawing
+    needed = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
+    taking = _tf.graph_parts.taking_the_next(needed)
+    if taking:
+        return taking
     given = trace.inputs + [part for mark in trace.wholes for part in mark.parts]
     inputs = {key: OF_EXAMPLES for key in given if has_examples(graph.get_tensor_by_name(key))}
     try:
@@ -73,7 +78,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     unlike += [key for key, is_sum in trace.numbers if not _is_sum_or_mean(found, key, is_sum)]
     unlike += [key for key in trace.rows if not (found.depends(key) and _is_apart(found, key, 0))]
     are_apart = all(_is_apart(found, key, levels.get(key, 0)) for key in rows)
-    if are_apart and not counting and all(_pools(found, mark.moments) for mark in trace.statistics):
+    if are_apart and not counting and all(_pools(found, mark) for mark in trace.statistics):
         return list(map(name_of, unlike))
     met = [name for name in found.meets if graph.get_operation_by_name(name).outputs]
     return met or counting or [name for name in found.reduces if name not in own_ops] or names
@@ -268,8 +273,11 @@ def _is_apart(found: _rows.Analysis, key: Key, level: int) -> bool:
     return not found.depends(key) or (found.rows(key) == OF_EXAMPLES and found.level(key) <= level)
 
 
-def _pools(found: _rows.Analysis, moments: Moments) -> bool:
+def _pools(found: _rows.Analysis, mark: StatisticsMark) -> bool:
     """Whether moments are those of examples that have not met: a variance is the mean of what lies behind a mean."""
+    moments = mark.moments
+    if any(map(found.level, mark.begins)):  # of a mean over the examples: its other axes may look like theirs
+        return False
     is_first = max(found.level(moments.count), found.level(moments.mean), found.level(moments.variance) - 1) < 2
     return is_first and not any(map(found.has_met, moments))
 

@@ -6,12 +6,13 @@ from accum._rows._states import Layout
 UNARY = names("""
     Abs Acos Acosh Angle Asin Asinh AsString Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1
     BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bucketize Cast Ceil CheckNumerics CheckNumericsV2
-    ComplexAbs Conj Cos Cosh Dawsn Digamma Elu EnsureShape Erf Erfc Erfinv Exp Expint Expm1
+    ComplexAbs Conj Cos Cosh Dawsn Digamma Elu EncodeBase64 EnsureShape Erf Erfc Erfinv Exp Expint Expm1
     FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin GuaranteeConst Identity Imag Invert IsFinite IsInf
     IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Neg OnesLike PopulationCount PreventGradient Real
     Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign
-    Spence Sqrt Square StopGradient StringLength StringLower StringStrip StringToHashBucket
-    StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Tan Tanh ZerosLike
+    Spence Sqrt Square StaticRegexFullMatch StaticRegexReplace StopGradient StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Tan Tanh
+    UnicodeTranscode ZerosLike
     """)
 
 SEVERAL = names("""
@@ -19,8 +20,9 @@ SEVERAL = names("""
     Complex Div DivNoNan EluGrad Equal FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
     FakeQuantWithMinMaxVarsPerChannel FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac
     LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NextAfter
-    NotEqual Polygamma Pow RandomGammaGrad RealDiv ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad
-    SelectV2 SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference StringJoin Sub TanhGrad
+    NotEqual Polygamma Pow RandomGammaGrad RealDiv ReciprocalGrad RegexFullMatch RegexReplace Relu6Grad ReluGrad
+    RightShift RsqrtGrad
+    SelectV2 SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference StringJoin Sub Substr TanhGrad
     TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
     """)
 

@@ -16,7 +16,6 @@ BY_ENTRY: Dict[str, Sequence[int]] = {
     "Dilation2DBackpropInput": (0, 2),
     "DrawBoundingBoxes": (0, 1),
     "DrawBoundingBoxesV2": (0, 1),
-    "ExtractGlimpse": (0, 2),
     "ExtractImagePatches": (0,),
     "ExtractVolumePatches": (0,),
     "LRN": (0,),
@@ -63,6 +62,14 @@ def on_first_axis(op: Op, indices: Sequence[int]) -> Layout:
     if layout.axis != 0:
         raise Meets("the examples are not on its first axis")
     return layout
+
+
+@rule("ExtractGlimpse", "ExtractGlimpseV2")
+def glimpse(op: Op) -> Layout:
+    """A part of each image; what lies outside of the image may be noise."""
+    if op.attribute("uniform_noise").b or op.attribute("noise").s in (b"uniform", b"gaussian"):
+        raise Meets("it draws random numbers")
+    return on_first_axis(op, [0, 2])
 
 
 @rule("CudnnRNNV3")

@@ -326,8 +326,3 @@ def _broadcast_gradient_args(node: Node, inputs: Sequence[Any]) -> Any:
             if lengths[which] == 1:  # an axis of one entry on both sides is reduced on both
                 reduced[which].append(axis)
     return [np.array(axes, np.int64) for axes in reduced]
-
-
-def computed_kinds() -> List[str]:
-    """Return the types of operations whose values are computed."""
-    return sorted(_COMPUTE)

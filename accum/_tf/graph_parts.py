@@ -247,6 +247,9 @@ LOOPS = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"
 CALLS = LOOPS | {"PartitionedCall", "StatefulPartitionedCall"}
 
 
+_HANDING_ON = ("Collective", "Nccl", "Print", "PyFunc", "Stack", "TensorArray", "Xla")
+"""Beginnings of types of operations that are said to have a state, but only hand on what they get, or are Python."""
+
 ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""
 
@@ -342,6 +345,21 @@ def calls_that_draw(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
     calls = [op for op in ops if functions_of(op.node_def)]
     library = Library(graph, graph.as_graph_def()) if calls else None
     return [op.name for op in calls if library is not None and library.draws_in_call(op.node_def)]
+
+
+def taking_the_next(ops: Sequence[tf.Operation]) -> List[str]:
+    """Return the names of operations that return something else each time that they run, as what reads a queue does.
+
+    Random numbers, and what Python returns, are told otherwise.
+    """
+    return [op.name for op in ops if _takes_the_next(op)]
+
+
+def _takes_the_next(op: tf.Operation) -> bool:
+    if op.type in REPEATABLE | DRAWING | CALLS or op.type.startswith(_HANDING_ON):
+        return False
+    is_stateful = op.op_def is not None and op.op_def.is_stateful
+    return is_stateful and any(one.dtype not in (tf.resource, tf.variant) for one in op.outputs)
 
 
 def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:

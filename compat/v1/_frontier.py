@@ -87,12 +87,12 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
             image = inside.image(tensor)
             if image is None or not _gives_rows(inside, image) or any(_is_shape(inside, one) for one in op.outputs):
                 continue
-            if _is_within_frame(tensor):
+            if _is_framed(tensor.op):
                 continue  # that of the losses
             if is_whole and op not in needed and not _is_small(image):
                 continue
             kind = sizes if inside.analysis.is_size(image.name) else rows
-            if kind is sizes and any(map(_is_within_frame, taken_by_size(inside, tensor.name)[0])):
+            if kind is sizes and any(_is_framed(one.op) for one in taken_by_size(inside, tensor.name)[0]):
                 continue  # the whole loop is computed for it
             kind.setdefault(tensor.name, []).append(Edge(op, index))
     for tensor in inside.losses:
@@ -105,9 +105,9 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
     return Frontier(rows, sizes, early)
 
 
-def _is_within_frame(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is within a loop or conditional of TF 1."""
-    return _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op)
+def _is_framed(op: tf.Operation) -> bool:
+    """Whether an operation is within a loop or conditional of TF 1."""
+    return _tf.graphs.outermost_frame(op) is not None and not _tf.graphs.leaves_frame(op)
 
 
 def _gives_rows(inside: Inside, tensor: tf.Tensor) -> bool:
@@ -126,7 +126,7 @@ def awaited(inside: Inside, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return the operations outside, such as checks of shapes, for which some of those inside wait."""
     own = ops if inside.branches is None else map(inside.branches.source, ops)
     found = {other for op in own for other in op.control_inputs if not inside.is_covered(other)}
-    found -= {op for op in found if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None}
+    found -= {op for op in found if op.type in ("Switch", "Const") or _is_framed(op)}
     return found - {tensor.op for tensor in inside.batch}
 
 

@@ -337,10 +337,11 @@ class Inside:
         candidates -= self._before_joined
         if self.ends:
             candidates &= self.before_outputs
-        frames = self._frames()
+        frames, busy = self._frames(), self._busy_frames()
         for ops in frames:
             framed = [op for op in ops if _tf.graphs.outermost_frame(op) is not None]  # not copies of a chosen branch
-            if barriers or not self._is_frame_apart(framed):
+            is_busy = any(_tf.graphs.outermost_frame(op) in busy for op in framed)
+            if barriers or is_busy or not self._is_frame_apart(framed):
                 candidates.difference_update(framed)
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
@@ -389,6 +390,23 @@ class Inside:
             frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
         frames.pop(None, None)
         return [[op for op in ops if op in self.before_losses] or ops for ops in frames.values()]
+
+    def _busy_frames(self) -> Set[Any]:
+        """Return the loops and conditionals of TF 1 in which something must happen once in a run.
+
+        It assigns to a variable, or its result is another each time and yet the same for all examples, such as noise.
+        """
+        busy = set()
+        for op in self.graph.get_operations():
+            frame = _tf.graphs.outermost_frame(op)
+            if frame is not None and frame not in busy and (_tf.op_walks.changes_variable(op) or self._is_drawn(op)):
+                busy.add(frame)
+        return busy
+
+    def _is_drawn(self, op: tf.Operation) -> bool:
+        """Whether what an operation returns may be another each time that it runs, but is the same for all examples."""
+        is_same = op not in self.depending and bool(op.outputs)
+        return is_same and self.library.is_stateful(_tf.graph_parts.node_of(op))
 
     def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
         verdict = self.analysis.verdict(op.name)

@@ -398,3 +398,63 @@ def test_a_loop_that_assigns_is_named():
 
     with pytest.raises(ValueError, match="'while/.*' belongs to a loop, or a conditional, that assigns to a variable"):
         trained(program, 3)
+
+
+def in_a_branch(hidden, count):
+    def counted():
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            return tf.tanh(hidden)
+
+    return tf.cond(tf1.placeholder_with_default(True, []), counted, lambda: tf.sin(hidden))
+
+
+def in_a_loop(hidden, count):
+    def body(i, hidden):
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            return i + 1, tf.tanh(hidden)
+
+    return tf.while_loop(lambda i, _: i < 3, body, (0, hidden))[1]
+
+
+def before(hidden, count):
+    """The network waits for a loop, and takes nothing of it."""
+
+    def body(i):
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            return [i + 1]
+
+    with tf.control_dependencies(tf.nest.flatten(tf.while_loop(lambda i: i < 3, body, [0]))):
+        return tf.tanh(tf.identity(hidden))
+
+
+def drawn(hidden, count):
+    """Noise that is the same for all examples, in a branch."""
+    noisy = lambda: hidden + tf.random.normal([UNITS], seed=3)
+    return tf.cond(tf1.placeholder_with_default(True, []), noisy, lambda: tf.sin(hidden))
+
+
+@pytest.mark.parametrize("make, calls", [(in_a_branch, 1), (in_a_loop, 3), (before, 3), (drawn, 0)])
+def test_what_happens_once_in_a_run_does_so_in_a_loop_or_a_branch_too(make, calls):
+    def step(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            tf1.set_random_seed(1)
+            x = tf1.placeholder(tf.float32, [None, FEATURES])
+            first = tf1.zeros_initializer()
+            count = tf1.get_variable("count", [], initializer=first, trainable=False, use_resource=True)
+            hidden = make(tf.matmul(x, weight("first", [FEATURES, UNITS])), count)
+            loss = tf.reduce_mean(tf.matmul(hidden, weight("last", [UNITS, 1])) ** 2)
+            if size is not None:
+                loss = accum.compat.v1.split_batch(loss, x, size)
+            step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            before = session.run(tf1.trainable_variables())
+            session.run(step, {x: X[0, :, 0]})
+            return before, session.run(tf1.trainable_variables()), session.run(count)
+
+    before, expected, count = step(None)
+    assert count == calls
+    assert max(np.abs(one - other).max() for one, other in zip(before, expected)) > 1e-2
+    for size in (3, N):
+        _, values, count = step(size)
+        assert count == calls
+        assert_same(values, expected)

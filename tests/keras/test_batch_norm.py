@@ -355,6 +355,26 @@ def test_masked_values_count_for_nothing():
     assert_close(statistics(layer), statistics(keras))
 
 
+@pytest.mark.law("L19")
+@pytest.mark.tf("2.16", because="Keras 2 makes NaN of the statistics of nothing")
+@pytest.mark.parametrize("options", [{"micro_batch_size": 5}, {"accum_steps": 1}], ids=["split", "cycle"])
+def test_statistics_move_too_where_everything_is_masked(options):
+    x, results = np.zeros([12, 4, 3], "float32"), []
+    x[:, :2] = RANDOM.normal(size=(12, 2, 3))  # the last time steps are padding, in all examples
+    for accumulating in (False, True):
+        inputs = tf.keras.Input((4, 3))
+        hidden = tf.keras.layers.TimeDistributed(KERAS(momentum=0.5))(tf.keras.layers.Masking()(inputs))
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, kernel_initializer="ones")(hidden[:, -1]))
+        if accumulating:
+            model = accum.GradientAccumulateModel.from_model(model, **options)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, x[:, 0, :1], batch_size=12, epochs=2, verbose=0)
+        results.append([var.numpy() for var in model.non_trainable_variables])
+    for one, other in zip(*results):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+    assert results[0][0].max() < 1.0 and np.abs(results[0][1] - 1.0).max() > 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(

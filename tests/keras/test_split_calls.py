@@ -1327,3 +1327,42 @@ def test_what_is_looked_up_or_checked_around_batch_normalization_is_that_of_the_
         weights, own_logs = trained(make, micro_batch_size=6)
     assert_same(weights, expected)
     assert_same(own_logs.values(), logs.values())
+
+
+class ByPrototype(layers.Layer):
+    """Normalises by mean and variance over the time of the mean example, whose first axis is of unknown length too."""
+
+    def call(self, inputs):
+        mean, variance = tf.nn.moments(tf.reduce_mean(inputs, axis=0), [0])
+        return (inputs - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+class Next(layers.Layer):
+    """Adds the next number of a dataset to all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = iter(tf.data.Dataset.range(1, 100))
+
+    def call(self, inputs):
+        return inputs + tf.cast(next(self.numbers), tf.float32)
+
+
+@pytest.mark.parametrize("make", [ByPrototype, Next])
+def test_what_only_looks_like_a_part_of_the_batch_is_computed_at_once(make):
+    texts = RANDOM.normal(size=(BATCH, 6, 4)).astype("float32")
+    shapes = tf.TensorShape([None, None, 4]), tf.TensorShape([None, 1])
+    example = lambda: iter([(texts, X[:BATCH, :1])] * 2)
+    results = []
+    for options in ({}, {"micro_batch_size": 6}, {"micro_batch_size": 6, "whole_batch": ()}):
+        inputs = tf.keras.Input((None, 4))
+        hidden = layers.GlobalAveragePooling1D()(make()(inputs))
+        model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer="ones")(hidden))
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse", **JIT)
+        with warned("") as said:
+            model.fit(tf.data.Dataset.from_generator(example, (tf.float32, tf.float32), shapes), verbose=0)
+        results.append(model.get_weights())
+        assert options != {"micro_batch_size": 6} or any("for the whole batch at once" in one for one in said)
+    assert_same(results[1], results[0])
+    assert max(np.abs(one - other).max() for one, other in zip(results[2], results[0])) > 1e-3

@@ -23,7 +23,7 @@ Y = np.random.RandomState(1).normal(size=(16, 1)).astype("float32")
 class UpdateNorm(StepListener):
     """Logs the norm of the gradient of the latest update as "update_norm"."""
 
-    def __init__(self, strategy):
+    def __init__(self, strategy, optimizer=None):
         with strategy.scope():
             self.norm = new_statistic("update_norm", [], tf.float32)
 

@@ -502,8 +502,7 @@ class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
         features = max(self._accum_moving_mean.shape.num_elements(), 1)
         count = tf.reduce_prod(tf.cast(tf.shape(inputs), dtype)) / features  # float, so that it cannot overflow
         if mask is not None and _tf.batch_norm.uses_mask(self):
-            unmasked = tf.reduce_sum(tf.cast(mask, dtype))
-            count *= tf.math.divide_no_nan(unmasked, tf.cast(tf.size(mask), dtype))  # no mean over 0 elements
+            count *= _unmasked(tf.cast(mask, dtype))
         return count
 
 
@@ -616,9 +615,14 @@ class BatchNormBarrier(Barrier):
         if mask is None or not _tf.batch_norm.uses_mask(self._layer):
             return None, count
         mask = tf.cast(mask, values.dtype)
-        share = tf.math.divide_no_nan(tf.reduce_sum(mask), tf.cast(tf.size(mask), values.dtype))
         ones = tf.ones([values.shape.rank - mask.shape.rank], tf.int32)
-        return tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0)), count * share
+        return tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0)), count * _unmasked(mask)
+
+
+def _unmasked(mask: tf.Tensor) -> tf.Tensor:
+    """Return which share of all values counts."""
+    counted = tf.maximum(tf.reduce_sum(mask), _tf.batch_norm.COUNTED_BESIDES)
+    return tf.math.divide_no_nan(counted, tf.cast(tf.size(mask), mask.dtype))  # no mean over 0 elements
 
 
 def _listed(axis: Union[int, Sequence[int]]) -> List[int]:

@@ -98,7 +98,7 @@ class ModelOptimizers:
         listeners = internals_of(optimizer).listeners
         for option, kind in LISTENERS.items():
             if self._own.options.arguments[option] and not any(type(one) is kind for one in listeners):
-                listeners.append(kind(self._model.distribute_strategy))
+                listeners.append(kind(self._model.distribute_strategy, optimizer))
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""

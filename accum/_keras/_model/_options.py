@@ -52,7 +52,7 @@ OF_ACCUM_ALONE = frozenset(
 )
 """Names of options that nobody else is likely to give to an attribute."""
 
-LISTENERS: Dict[str, Callable[[tf.distribute.Strategy], StepListener]] = {}
+LISTENERS: Dict[str, Callable[[tf.distribute.Strategy, tf.keras.optimizers.Optimizer], StepListener]] = {}
 """Name of an option that logs something of each step -> the class of its listener, of which each optimizer has one."""
 
 
