@@ -249,11 +249,16 @@ class Decisions:
         if node.type in RESIZES:
             return not (node.name == node.owner and self._is_sized(node))
         is_slice = node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack"
-        return (is_slice or node.type == "Range") and not self._independent[node.name]
+        return (is_slice or node.type in ("RaggedTensorToTensor", "Range")) and not self._independent[node.name]
 
     def _decide_shaped(self, node: Node) -> None:
         """Decide a node for which `_may_be_shaped` is true, once all before it are decided."""
-        dims_of = {"Range": self._dims_of_range, "Slice": self._dims_of_slice}.get(node.type, self._dims_of_resized)
+        known = {
+            "Range": self._dims_of_range,
+            "Slice": self._dims_of_slice,
+            "RaggedTensorToTensor": self._dims_of_ragged,
+        }
+        dims_of = known.get(node.type, self._dims_of_resized)
         pair = dims_of(node)
         if pair is None:
             self.shapes.add([node], self._independent)
@@ -290,6 +295,17 @@ class Decisions:
                 lengths.append(size)
             pair.append(lengths or None)
         return tuple(pair)
+
+    def _dims_of_ragged(self, node: Node) -> Optional[Pair]:
+        """As many rows as an operand says, if the shape leaves that open, and the user's lengths of the other axes."""
+        shape, rows = self.values.get(node.inputs[0]), self.values.get(node.inputs[3])
+        is_number = node.proto.attr["row_partition_types"].list.s[:1] == [b"FIRST_DIM_SIZE"]
+        if not is_number or node.name != node.owner or rows is None or shape is None:
+            return None
+        if shape[0].ndim != 1 or any(value[0] != -1 for value in shape):
+            return None
+        others = self.graph.get_operation_by_name(node.owner).outputs[0].shape.as_list()[1:]
+        return tuple([int(rows[index % len(COUNTS)]), *others] for index in range(3))  # type: ignore[return-value]
 
     def _computed_before(self, key: Key, index: int) -> Optional[Any]:
         """Return the value of a small tensor that is computed from shapes, in one of the scratch graphs."""
@@ -728,11 +744,22 @@ class Decisions:
         return [state] * len(node.dtypes)
 
     def _values_of(self, node: Node) -> List[Optional[Values]]:
+        if node.type == "StridedSlice" and self._type_of(node.inputs[0]) == "StringSplitV2":
+            return [self._number_of_texts(node)]
         if node.type not in OF_SHAPE:
             return value_of(node, [self.values.get(key) for key in node.inputs])
         if any(map(self._unsure.__contains__, node.inputs)):
             return [None] * len(node.dtypes)
         return value_of(node, [self._lengths(node, key) for key in node.inputs])
+
+    def _number_of_texts(self, node: Node) -> Optional[Values]:
+        """Return how many texts are split into words, if that is what is taken of the shape of the words."""
+        split, begins = self.nodes[node_of(node.inputs[0])], self.values.get(node.inputs[1])
+        is_scalar = node.proto.attr["shrink_axis_mask"].i == 1 and not node.proto.attr["new_axis_mask"].i
+        if node.inputs[0] != split.outputs[2] or begins is None or begins[0].tolist() != [0] or not is_scalar:
+            return None
+        lengths = self._lengths(split, split.inputs[0])
+        return None if lengths is None else [length[0] for length in lengths]
 
     def _lengths(self, node: Node, key: Key) -> Optional[Values]:
         """Return the shape of a tensor for each of `SIZES`, or what else of it is asked."""

@@ -125,7 +125,7 @@ BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalizat
 
 
 COUNTED_BESIDES = 1e-7 if IS_KERAS_3 else 0.0
-"""How many values Keras counts besides those that are not masked. So of none, mean and variance are 0; in Keras 2, NaN."""
+"""How many values Keras counts besides those that are not masked. So of none, mean and variance are 0, or else NaN."""
 
 
 def uses_mask(batch_norm: tf.keras.layers.Layer) -> bool:

@@ -247,8 +247,14 @@ LOOPS = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"
 CALLS = LOOPS | {"PartitionedCall", "StatefulPartitionedCall"}
 
 
-_HANDING_ON = ("Collective", "Nccl", "Print", "PyFunc", "Stack", "TensorArray", "Xla")
-"""Beginnings of types of operations that are said to have a state, but only hand on what they get, or are Python."""
+NEXT = ("CandidateSampler", "CountUpTo", "Dequeue", "DistortedBoundingBox", "GetNext", "NonDeterministicInts") + (
+    "RandomCrop",
+    "ReaderRead",
+    "RecordInput",
+    "Timestamp",
+    "Unstage",
+)
+"""Parts of types of operations that return something else each time, which all examples of a batch get."""
 
 ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""
@@ -350,16 +356,10 @@ def calls_that_draw(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
 def taking_the_next(ops: Sequence[tf.Operation]) -> List[str]:
     """Return the names of operations that return something else each time that they run, as what reads a queue does.
 
-    Random numbers, and what Python returns, are told otherwise.
+    Random numbers that are drawn for each example, and what Python returns, are told otherwise.
     """
-    return [op.name for op in ops if _takes_the_next(op)]
-
-
-def _takes_the_next(op: tf.Operation) -> bool:
-    if op.type in REPEATABLE | DRAWING | CALLS or op.type.startswith(_HANDING_ON):
-        return False
-    is_stateful = op.op_def is not None and op.op_def.is_stateful
-    return is_stateful and any(one.dtype not in (tf.resource, tf.variant) for one in op.outputs)
+    found = [op for op in ops if any(kind in op.type for kind in NEXT)]
+    return [op.name for op in found if op.op_def is None or op.op_def.is_stateful]
 
 
 def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:
