@@ -124,10 +124,6 @@ BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalizat
 """The base classes of a batch normalisation that captures its statistics; in Keras 2, its own methods are enough."""
 
 
-COUNTED_BESIDES = 1e-7 if IS_KERAS_3 else 0.0
-"""How many values Keras counts besides those that are not masked. So of none, mean and variance are 0, or else NaN."""
-
-
 def uses_mask(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer leaves masked values out of its statistics."""
     return _BATCH_NORM_TAKES_MASK and not is_fused(batch_norm)

@@ -503,6 +503,13 @@ class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
         count = tf.reduce_prod(tf.cast(tf.shape(inputs), dtype)) / features  # float, so that it cannot overflow
         if mask is not None and _tf.batch_norm.uses_mask(self):
             count *= _unmasked(tf.cast(mask, dtype))
+            if _masks_features(self, inputs, mask):
+                _check.warn(
+                    f"The layer {self.name!r} weighs the statistics of micro-batches by how many values are not masked "
+                    "in all features together, but its mask differs between these: let `axis` be the last one. "
+                    f"Received: axis={self.axis}. [accum: batch-norm-layer]",
+                    _check.InexactWarning,
+                )
         return count
 
 
@@ -620,17 +627,27 @@ class BatchNormBarrier(Barrier):
 
 
 def _unmasked(mask: tf.Tensor) -> tf.Tensor:
-    """Return which share of all values counts."""
-    counted = tf.maximum(tf.reduce_sum(mask), _tf.batch_norm.COUNTED_BESIDES)
-    return tf.math.divide_no_nan(counted, tf.cast(tf.size(mask), mask.dtype))  # no mean over 0 elements
+    """Return which share of all values counts, more than 0 if there are any: in Keras, statistics of none are 0."""
+    counted = tf.maximum(tf.reduce_sum(mask), 1e-7)
+    return tf.math.divide_no_nan(counted, tf.cast(tf.size(mask), mask.dtype))
 
 
 def _listed(axis: Union[int, Sequence[int]]) -> List[int]:
     return [int(one) for one in axis] if hasattr(axis, "__iter__") else [int(axis)]
 
 
-def refusal_of(layer: tf.keras.layers.Layer) -> Optional[str]:
+def _masks_features(layer: tf.keras.layers.Layer, inputs: tf.Tensor, mask: Optional[tf.Tensor]) -> bool:
+    """Whether a mask of inputs differs between their features."""
+    if mask is None or not _tf.batch_norm.uses_mask(layer):
+        return False
+    rank, rank_of_mask = len(inputs.shape), len(mask.shape)  # they may be arrays
+    return any(axis % rank < rank_of_mask for axis in _listed(layer.axis))
+
+
+def refusal_of(layer: tf.keras.layers.Layer, inputs: tf.Tensor, mask: Optional[tf.Tensor]) -> Optional[str]:
     """Return why a batch normalisation layer can't be a barrier, or None."""
+    if _masks_features(layer, inputs, mask):
+        return "its mask differs between its features"
     is_supported = _tf.batch_norm.is_plain(layer) or type(layer) is AccumBatchNormalization
     if not is_supported:
         return "its class is not known, and may compute something else"

@@ -260,7 +260,7 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
             )
         if not (training and layer.trainable):
             return _tf.batch_norm.call_batch_norm(own, inputs, training, mask)
-        reason = refusal_of(layer)
+        reason = refusal_of(layer, inputs, mask)
         if reason is not None:
             raise ValueError(
                 f"The layer {layer.name!r} can't be computed over the whole batch: {reason}. Received: {layer!r}."
