@@ -213,8 +213,18 @@ def _noted(tensor: tf.Tensor, note: Callable[[], None]) -> tf.Tensor:
 
 def _variables_behind(trace: Trace, keys: Iterable[Key]) -> Set[int]:
     """Return the ids of the handles of the variables from which tensors of a trace are computed."""
-    ops = _tf.op_walks.ancestors([trace.graph.get_tensor_by_name(key).op for key in keys])
-    names = {op.name for op in ops}
+    sources = {part: whole.results for whole in trace.wholes for part in whole.parts}  # of placeholders
+    sources.update((argument, whole.inputs) for whole in trace.wholes for argument in whole.arguments)
+    sources.update((key, list(mark.moments)) for mark in trace.statistics for key in (mark.mean, mark.variance))
+    names: Set[str] = set()
+    waiting = list(keys)
+    while waiting:
+        ops = _tf.op_walks.ancestors([trace.graph.get_tensor_by_name(key).op for key in waiting])
+        new = {op.name for op in ops} - names
+        names |= new
+        waiting = [
+            source for key, of_key in sources.items() if _tf.graph_parts.name_of(key) in new for source in of_key
+        ]
     return {id(outside) for outside, key in trace.captures if _tf.graph_parts.name_of(key) in names}
 
 

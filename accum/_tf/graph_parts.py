@@ -447,11 +447,26 @@ def attached(output: tf.Tensor, is_eager: bool) -> List[Tuple[str, tf.Tensor]]:
     Args:
       output: a tensor of a graph.
       is_eager: whether the model is called eagerly, where losses don't know of the operation that has made a tensor.
+
+    Returns:
+      List of (name, tensor), as `with_attached` takes them.
     """
     attributes = [(name, getattr(output, name, None)) for name in ("_keras_mask", "_keras_logits")]
-    if attributes[1][1] is None and not is_eager and VERSION >= (2, 4) and output.op.type in ("Softmax", "Sigmoid"):
-        attributes[1] = "_keras_logits", output.op.inputs[0]
+    if attributes[1][1] is None and not is_eager and output.op.type in _OF_LOGITS:
+        attributes[1] = output.op.type, output.op.inputs[0]
     return [(name, value) for name, value in attributes if isinstance(value, tf.Tensor)]
+
+
+_OF_LOGITS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
+"""Types of operations whose input Keras' crossentropies take, if an output is made by them."""
+
+
+def with_attached(output: tf.Tensor, name: str, value: tf.Tensor) -> tf.Tensor:
+    """Return an output of a model to which something that `attached` has found is attached again."""
+    if name in _OF_LOGITS and VERSION < (2, 4):  # Keras looks at the operation, and at no attribute yet
+        return _OF_LOGITS[name](value)
+    setattr(output, "_keras_logits" if name in _OF_LOGITS else name, value)
+    return output
 
 
 def learning_phase() -> Any:

@@ -1366,3 +1366,55 @@ def test_what_only_looks_like_a_part_of_the_batch_is_computed_at_once(make):
         assert options != {"micro_batch_size": 6} or any("for the whole batch at once" in one for one in said)
     assert_same(results[1], results[0])
     assert max(np.abs(one - other).max() for one, other in zip(results[2], results[0])) > 1e-3
+
+
+class OverExamples(tf.keras.Model):
+    """The last operation is over the examples; another output is what it takes, and no loss takes that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(4), layers.Dense(3)
+
+    def call(self, inputs):
+        hidden = self.last(tf.tanh(self.first(inputs)))
+        return {"shares": tf.nn.softmax(hidden, axis=0), "rows": hidden}
+
+
+class Certain(tf.keras.Model):
+    """Ends with a softmax of large numbers, of which Keras' crossentropy takes the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)
+
+    def call(self, inputs, training=None):
+        return tf.nn.softmax(40.0 * self.last(self.norm(self.first(inputs), training=training)))
+
+
+KINDS = np.eye(3, dtype="float32")[RANDOM.randint(0, 3, size=BATCH)]
+ENDS = {
+    "over examples": (OverExamples, {"shares": "mse", "rows": None}, {"shares": KINDS}),
+    "certain": (Certain, "categorical_crossentropy", KINDS),
+}
+
+
+@pytest.mark.parametrize("end", sorted(ENDS))
+def test_what_a_loss_takes_of_the_last_operation_is_that_of_the_full_batch(end):
+    make, loss, targets = ENDS[end]
+    if end == "over examples" and IS_KERAS_3:
+        targets = {"shares": KINDS, "rows": KINDS}  # which it wants for each output
+    results = []
+    for options in ({}, {"micro_batch_size": 6}):
+        model = make()
+        model(X[:2])
+        model.set_weights([np.random.RandomState(1).normal(size=one.shape) for one in model.get_weights()])
+        first = model.get_weights()
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.05), loss=loss, **JIT)
+        with silent():
+            logs = model.fit(X[:BATCH], targets, batch_size=BATCH, shuffle=False, verbose=0).history["loss"]
+        results.append([*model.get_weights(), *logs])
+    for one, other in zip(*results):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+    moved = [np.abs(one - other).max() for one, other in zip(first, results[0])]
+    assert max(moved) > 1e-4

@@ -42,7 +42,7 @@ class TracedCall(NamedTuple):
       segments: its `Segments`, whose outputs are those of the model, after them what Keras has attached to these, and
         after that the losses of `added` with entries for each example.
       structure: the nested structure of the outputs of the model, of whether each is a tensor, or None.
-      attached: list of (which output, name of the attribute).
+      attached: list of (which output, name of what is attached to it).
       added: for each loss that layers add, (the layer, whether it has entries for each example, or is a scalar).
       variables: those by which it has been differentiated.
       alike: which outputs depend on no example, such as a weight. The segments return them once for each example.
@@ -64,7 +64,7 @@ class TracedCall(NamedTuple):
         for index in self.alike:
             outputs[index] = outputs[index][0]
         for (index, name), tensor in zip(self.attached, tensors[count:]):
-            setattr(outputs[index], name, tensor)
+            outputs[index] = _tf.graph_parts.with_attached(outputs[index], name, tensor)
         rest = iter(outputs)
         return tf.nest.map_structure(lambda is_tensor: next(rest) if is_tensor else None, self.structure)
 
