@@ -53,7 +53,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
     if drawing:
         return drawing
     needed = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
-    taking = _tf.graph_parts.taking_the_next(needed)
+    taking = _tf.graph_parts.taking_the_next(graph, needed)
     if taking:
         return taking
     given = trace.inputs + [part for mark in trace.wholes for part in mark.parts]

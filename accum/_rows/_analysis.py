@@ -44,6 +44,7 @@ def analyse(
             attempts = attempts if lengths.unite(failure.reason) else attempts[1:]
             if not attempts:
                 raise ConstantBatchSize(failure.node.owner, failure.reason) from None
+            flat = FlatGraph(graph, operations, inputs, drawn or {})  # rules leave empty attributes in its nodes
 
 
 class Analysis:

@@ -758,7 +758,8 @@ class Decisions:
         is_scalar = node.proto.attr["shrink_axis_mask"].i == 1 and not node.proto.attr["new_axis_mask"].i
         if node.inputs[0] != split.outputs[2] or begins is None or begins[0].tolist() != [0] or not is_scalar:
             return None
-        lengths = self._lengths(split, split.inputs[0])
+        is_same = self.shapes.is_the_same_for_other_lengths(split.inputs[0], 0)
+        lengths = self._lengths(split, split.inputs[0]) if is_same else None
         return None if lengths is None else [length[0] for length in lengths]
 
     def _lengths(self, node: Node, key: Key) -> Optional[Values]:

@@ -260,6 +260,11 @@ ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""
 
 
+def is_repeatable(kind: str) -> bool:
+    """Whether a type of operations is known to compute the same again, though some of them are said to have a state."""
+    return kind in REPEATABLE or kind.startswith(("Stateless", "TensorArray", "TensorList", "Stack"))
+
+
 class Library:
     """The functions that a graph calls, and what they do beside computing.
 
@@ -276,7 +281,7 @@ class Library:
 
     def is_stateful(self, node: Node) -> bool:
         """Whether an operation may compute something else when it runs again, or has an effect."""
-        if node.type in REPEATABLE or node.type.startswith(("Stateless", "TensorArray", "TensorList", "Stack")):
+        if is_repeatable(node.type):
             return False
         if node.type not in self._stateful:
             try:
@@ -339,7 +344,12 @@ class Library:
             self._ops_of[name] = set()
             for node in getattr(self._functions.get(name), "node_def", ()):
                 is_draw = node.op in STATEFUL_DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
-                if is_draw or is_assignment(node.op) or node.op in ("PyFunc", "EagerPyFunc"):
+                if (
+                    is_draw
+                    or is_assignment(node.op)
+                    or node.op in ("PyFunc", "EagerPyFunc")
+                    or _takes_the_next(node.op)
+                ):
                     self._ops_of[name].add(node.op)
                 for inner in functions_of(node):
                     self._ops_of[name] |= self._within(inner)
@@ -353,13 +363,21 @@ def calls_that_draw(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
     return [op.name for op in calls if library is not None and library.draws_in_call(op.node_def)]
 
 
-def taking_the_next(ops: Sequence[tf.Operation]) -> List[str]:
+def taking_the_next(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
     """Return the names of operations that return something else each time that they run, as what reads a queue does.
 
     Random numbers that are drawn for each example, and what Python returns, are told otherwise.
     """
-    found = [op for op in ops if any(kind in op.type for kind in NEXT)]
-    return [op.name for op in found if op.op_def is None or op.op_def.is_stateful]
+    calls = [op for op in ops if functions_of(op.node_def)]
+    library = Library(graph, graph.as_graph_def()) if calls else None
+    within = [
+        op for op in calls if library is not None and any(map(_takes_the_next, library.types_within(node_of(op))))
+    ]
+    return [op.name for op in [*within, *(op for op in ops if _takes_the_next(op.type))]]
+
+
+def _takes_the_next(kind: str) -> bool:
+    return not kind.startswith("Stateless") and any(one in kind for one in NEXT)
 
 
 def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:

@@ -107,7 +107,7 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
 
 def _is_framed(op: tf.Operation) -> bool:
     """Whether an operation is within a loop or conditional of TF 1."""
-    return _tf.graphs.outermost_frame(op) is not None and not _tf.graphs.leaves_frame(op)
+    return len(_tf.frames.contexts_of(op)) > int(_tf.graphs.leaves_frame(op))
 
 
 def _gives_rows(inside: Inside, tensor: tf.Tensor) -> bool:

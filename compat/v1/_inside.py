@@ -397,7 +397,7 @@ class Inside:
         It assigns to a variable, or its result is another each time and yet the same for all examples, such as noise.
         """
         busy = set()
-        for op in self.graph.get_operations():
+        for op in self.graph.get_operations() if self.branches is None else self.branches.ops:
             frame = _tf.graphs.outermost_frame(op)
             if frame is not None and frame not in busy and (_tf.op_walks.changes_variable(op) or self._is_drawn(op)):
                 busy.add(frame)
@@ -405,8 +405,11 @@ class Inside:
 
     def _is_drawn(self, op: tf.Operation) -> bool:
         """Whether what an operation returns may be another each time that it runs, but is the same for all examples."""
-        is_same = op not in self.depending and bool(op.outputs)
-        return is_same and self.library.is_stateful(_tf.graph_parts.node_of(op))
+        if op in self.depending or op not in self.before_losses or op.type == "Print":
+            return False
+        if _tf.graph_parts.is_repeatable(op.type):
+            return False
+        return op.op_def is not None and bool(op.op_def.is_stateful)
 
     def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
         verdict = self.analysis.verdict(op.name)

@@ -458,3 +458,29 @@ def test_what_happens_once_in_a_run_does_so_in_a_loop_or_a_branch_too(make, call
         _, values, count = step(size)
         assert count == calls
         assert_same(values, expected)
+
+
+def dropped(hidden):
+    """What draws for each example, in a conditional that is copied."""
+    kept = lambda: tf.nn.dropout(hidden, rate=0.5, seed=3)
+    return tf.cond(tf1.placeholder_with_default(True, []), kept, lambda: hidden)
+
+
+@pytest.mark.parametrize("count", [None, N])
+def test_a_branch_that_draws_for_each_example_is_split(count):
+    def step(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            tf1.set_random_seed(1)
+            x = tf1.placeholder(tf.float32, [count, FEATURES])
+            hidden = dropped(tf.matmul(x, weight("first", [FEATURES, UNITS])))
+            for name in ("second", "third", "fourth"):
+                hidden = tf.matmul(hidden, weight(name, [UNITS, UNITS]))
+            loss = tf.reduce_mean(hidden**2)
+            with silent():  # it says if little is split
+                loss = accum.compat.v1.split_batch(loss, x, size)
+            step = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            session.run(step, {x: X[0, :, 0]})
+            return session.run(tf1.trainable_variables())
+
+    assert_same(step(3), step(N))

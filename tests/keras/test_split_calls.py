@@ -1348,7 +1348,18 @@ class Next(layers.Layer):
         return inputs + tf.cast(next(self.numbers), tf.float32)
 
 
-@pytest.mark.parametrize("make", [ByPrototype, Next])
+class NextInBranch(Next):
+    """The same in a conditional."""
+
+    def call(self, inputs):
+        adding = lambda: inputs + tf.cast(next(self.numbers), tf.float32)
+        return tf.cond(self.numbers_are_taken > 0.5, adding, lambda: inputs)
+
+    def build(self, shape):
+        self.numbers_are_taken = tf.Variable(1.0, trainable=False)
+
+
+@pytest.mark.parametrize("make", [ByPrototype, Next, NextInBranch])
 def test_what_only_looks_like_a_part_of_the_batch_is_computed_at_once(make):
     texts = RANDOM.normal(size=(BATCH, 6, 4)).astype("float32")
     shapes = tf.TensorShape([None, None, 4]), tf.TensorShape([None, 1])

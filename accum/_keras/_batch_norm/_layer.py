@@ -640,8 +640,8 @@ def _masks_features(layer: tf.keras.layers.Layer, inputs: tf.Tensor, mask: Optio
     """Whether a mask of inputs differs between their features."""
     if mask is None or not _tf.batch_norm.uses_mask(layer):
         return False
-    rank, rank_of_mask = len(inputs.shape), len(mask.shape)  # they may be arrays
-    return any(axis % rank < rank_of_mask for axis in _listed(layer.axis))
+    rank, rank_of_mask = (tf.TensorShape(one.shape).rank for one in (inputs, mask))
+    return any(axis % rank < (rank_of_mask or rank - 1) for axis in _listed(layer.axis))
 
 
 def refusal_of(layer: tf.keras.layers.Layer, inputs: tf.Tensor, mask: Optional[tf.Tensor]) -> Optional[str]:

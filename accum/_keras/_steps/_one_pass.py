@@ -225,7 +225,7 @@ class _Call:
         ops = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
         drawing = [op.name for op in ops if _tf.random_ops.draws_for_all(op)]
         drawing += _tf.graph_parts.calls_that_draw(graph, ops)
-        taking = _tf.graph_parts.taking_the_next(ops)
+        taking = _tf.graph_parts.taking_the_next(graph, ops)
         if taking:
             return f"operations that return something else each time that they run ({_check.shown(taking)})"
         if drawing:
