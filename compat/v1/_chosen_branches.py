@@ -112,7 +112,7 @@ class ChosenBranches:
         self._owner: tf.Operation = losses[0].op
         self.before_losses = set(_tf.op_walks.ancestors([loss.op for loss in losses]))
         self._outermost = self._frames_of_tf_1()
-        for op in self._ordered([loss.op for loss in losses]):
+        for op in self._ordered([loss.op for loss in losses] + self._other_results()):
             if self._is_begin(op):
                 continue
             self._owner = op
@@ -136,6 +136,17 @@ class ChosenBranches:
             if contexts and (op in self._of_batch or any(self._choice(one) is not None for one in contexts)):
                 found.add(_tf.graphs.outermost_frame(op))
         return found
+
+    def _other_results(self) -> List[tf.Operation]:
+        """Return what else the conditionals return of which a branch is chosen, such as statistics for averages."""
+        contexts = {id(one) for op in self.before_losses for one in _tf.frames.contexts_of(op)}  # and of no copy
+
+        def is_chosen(op: tf.Operation) -> bool:
+            return any(id(one) in contexts and self._choice(one) is not None for one in _tf.frames.contexts_of(op))
+
+        merges = [op for op in self._graph.get_operations() if op.type in _tf.op_walks.MERGES]
+        others = [op for op in merges if op not in self.before_losses and not _tf.frames.contexts_of(op)]
+        return [op for op in others if any(is_chosen(one.op) for one in op.inputs)]
 
     def _choice(self, context: Any) -> Optional[bool]:
         """Return the value that is chosen for what decides between the branches of a conditional, or None."""
