@@ -140,7 +140,7 @@ def test_a_package_says_what_it_holds(name):
 
 ELSEWHERE = {
     ("_tf.tracking", "optimizer"): "a switch of TensorFlow's",
-    ("_keras._steps._whole_batch", "outputs[]"): "a mask or logits, as Keras gives them to its tensors",
+    ("_tf.graph_parts", "output"): "a mask or logits, as Keras gives them to its tensors",
     ("_keras._model._optimizers", "model"): "an optimizer in an attribute of the user's",
     ("_tf.watching", "_in_this_thread"): "ours",
     ("_tf.graphs", "function"): "ours",
