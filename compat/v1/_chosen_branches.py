@@ -138,7 +138,7 @@ class ChosenBranches:
         return found
 
     def _other_results(self) -> List[tf.Operation]:
-        """Return what else the conditionals return of which a branch is chosen, such as statistics for averages."""
+        """Return the other results of conditionals whose branch is chosen, such as statistics for moving averages."""
         contexts = {id(one) for op in self.before_losses for one in _tf.frames.contexts_of(op)}  # and of no copy
 
         def is_chosen(op: tf.Operation) -> bool:

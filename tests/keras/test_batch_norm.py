@@ -400,6 +400,16 @@ def test_a_mask_that_differs_between_features_is_that_of_the_full_batch():
 
 @pytest.mark.slow
 @pytest.mark.law("L17")
+@pytest.mark.tf("2.12", because="Keras' batch normalisation ignored masks before TF 2.12")
+def test_a_mask_that_differs_between_features_is_named_in_a_cycle():
+    for axis, count in ((1, 1), (-1, 0)):
+        with warned("its mask differs between these", accum.InexactWarning) as said:
+            accum.AccumBatchNormalization(2, axis=axis)(examples((4, 3)), training=True, mask=np.ones([12, 4], bool))
+        assert len(said) == count
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,error,words",
     [

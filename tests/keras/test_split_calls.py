@@ -1359,7 +1359,16 @@ class NextInBranch(Next):
         self.numbers_are_taken = tf.Variable(1.0, trainable=False)
 
 
-@pytest.mark.parametrize("make", [ByPrototype, Next, NextInBranch])
+class Candidates(layers.Layer):
+    """Adds classes that are drawn for all examples together, as for a sampled softmax."""
+
+    def call(self, inputs):
+        true = tf.zeros([1, 1], tf.int64)
+        drawn = tf.random.uniform_candidate_sampler(true, 1, 3, True, 50, seed=1)[0]
+        return inputs + tf.reduce_mean(tf.cast(drawn, tf.float32)) / 10.0
+
+
+@pytest.mark.parametrize("make", [ByPrototype, Next, NextInBranch, Candidates])
 def test_what_only_looks_like_a_part_of_the_batch_is_computed_at_once(make):
     texts = RANDOM.normal(size=(BATCH, 6, 4)).astype("float32")
     shapes = tf.TensorShape([None, None, 4]), tf.TensorShape([None, 1])
@@ -1392,7 +1401,7 @@ class OverExamples(tf.keras.Model):
 
 
 class Certain(tf.keras.Model):
-    """Ends with a softmax of large numbers, of which Keras' crossentropy takes the logits."""
+    """Ends with a softmax of large logits, which Keras' crossentropy takes in its place."""
 
     def __init__(self):
         super().__init__()

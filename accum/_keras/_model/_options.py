@@ -53,7 +53,7 @@ OF_ACCUM_ALONE = frozenset(
 """Names of options that nobody else is likely to give to an attribute."""
 
 LISTENERS: Dict[str, Callable[[tf.distribute.Strategy, tf.keras.optimizers.Optimizer], StepListener]] = {}
-"""Name of an option that logs something of each step -> the class of its listener, of which each optimizer has one."""
+"""{option that logs something of each step: class of its listener}. Each optimizer gets a listener of its own."""
 
 
 class ModelOptions:
