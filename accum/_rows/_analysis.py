@@ -2,6 +2,7 @@
 
 from typing import Dict, List, Optional, Sequence
 
+from accum._rows._combinations import combination_of
 from accum._rows._decisions import Decision, Decisions, Guess, has_rows, may_be_scalar, worst
 from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
@@ -88,7 +89,7 @@ class Analysis:
 
         None stands for any other combination, and for one that isn't proven.
         """
-        return self._decided.combination_of(tensor_name)
+        return combination_of(tensor_name, self._decided)
 
     def is_size(self, tensor_name: str) -> bool:
         """Whether a tensor depends on how many examples there are, and on nothing else of them."""

@@ -5,14 +5,15 @@ on the joined rows; a wrong one would cost exactness. So whatever is not proven 
 """
 
 import operator
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from accum import _tf
 from accum._rows import _axes, _elementwise, _images, _products, _reductions
+from accum._rows._effects import Effects, has_effect
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
-from accum._rows._images import RESIZES
+from accum._rows._known_shapes import OF_SHAPE, KnownShapes
 from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
 from accum._rows._numbers import Numbers
 from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
@@ -20,7 +21,6 @@ from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multip
 from accum._rows._shapes import ALIASES, COUNTS, Lengths, NotMade, Shapes
 from accum._rows._states import (
     SIZE,
-    Dims,
     Layout,
     Pair,
     Rows,
@@ -34,7 +34,7 @@ from accum._rows._states import (
     rows_at,
     whole,
 )
-from accum._rows._values import SIZES, Values, constant_of, is_constant, value_of
+from accum._rows._values import SIZES, Values, constant_of, is_constant
 from accum._tf import tf
 
 RULED = (_axes, _elementwise, _images, _products, _reductions)
@@ -43,7 +43,6 @@ RULED = (_axes, _elementwise, _images, _products, _reductions)
 ELEMENTWISE = {*_elementwise.UNARY, *_elementwise.SEVERAL}
 """Operations of which no input says how long an axis of the output is."""
 
-OF_SHAPE = ("Rank", "Shape", "ShapeN", "Size")
 LISTS = ("TensorArrayV3", "TensorListReserve")
 """Operations that make lists of as many elements as their last input says."""
 
@@ -53,19 +52,6 @@ STACKED = ("TensorArrayGatherV3", "TensorListStack")
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
 
-CHANGES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "Apply", "SparseApply")
-"""Operations that change variables; a reader that waits for one reads what the batch has made of it."""
-
-EFFECTS = CHANGES + ("Assert", "Print")
-OTHER_EFFECTS = ("Queue", "Summary", "PyFunc", "Save", "WriteFile", "Enqueue", "Dequeue", "CountUpTo")
-READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp")
-PARTS = {"L2Loss": "sum", "Mean": "mean", "Sum": "sum"}
-"""How reductions of parts of a batch give that of the batch."""
-
-LINEAR = ("Cast", "ExpandDims", "Identity", "Mean", "Neg", "Reshape", "Snapshot", "Squeeze", "StopGradient", "Sum")
-PRODUCTS = ("Mul",)
-QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
-SUMS = ("Add", "AddN", "AddV2", "Sub")
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
 
@@ -121,7 +107,6 @@ class Decisions:
         self._back: Dict[str, Tuple[Optional[State], Pair]] = {}
         self._stacks: Dict[str, State] = {}
         self._guards: Dict[str, Optional[State]] = {}
-        self._after_effect: Set[str] = set()
         self._same: Set[Key] = set()
         self._unsure: Set[Key] = set()  # what is perhaps as long as the batch for the numbers of `COUNTS` alone
         self._unfit: Set[str] = set()  # nodes in a branch that is for other lengths of axes than the assumed ones
@@ -129,8 +114,12 @@ class Decisions:
         is_any = any(None in self._lengths_beside(name) for name in inputs)
         count = 3 if guess.others is not None and is_any else 2
         is_open = all(self._dims_of_input(name)[rows.axis] is None for name, rows in inputs.items())
-        self._numbers = Numbers(self.nodes, self.values, self.counts)
+        self.numbers = Numbers(self.nodes, self.values, self.counts)
         self.shapes = Shapes(graph, inputs, count, is_open)
+        self._known_shapes = KnownShapes(
+            graph, self.nodes, inputs, self.shapes, self.values, self.numbers, self._unsure
+        )
+        self._effects = Effects(flat, self.nodes, inputs)
         for name, rows in inputs.items():
             self._begin(name, rows)
         for unit in flat.units:
@@ -205,7 +194,7 @@ class Decisions:
             elif node.type in STITCHES:
                 self._decide_pending(pending)
                 self._decide_pending([node])
-            elif self._may_be_shaped(node):
+            elif self._known_shapes.may_tell(node, self._independent[node.name]):
                 self._decide_pending(pending)
                 self._decide_shaped(node)
             else:
@@ -240,89 +229,15 @@ class Decisions:
                 for key, dtype in zip(node.outputs, node.dtypes):
                     self.shapes.give(key, (None, None, None), dtype)
 
-    def _is_sized(self, node: Node) -> bool:
-        dims = self.graph.get_operation_by_name(node.name).outputs[0].shape
-        return dims.rank is not None and None not in dims.as_list()[1:]
-
-    def _may_be_shaped(self, node: Node) -> bool:
-        """Whether the shape of what a node returns may be known where TensorFlow does not infer it."""
-        if node.type in RESIZES:
-            return not (node.name == node.owner and self._is_sized(node))
-        is_slice = node.type == "Slice" and self._type_of(node.inputs[2]) == "Pack"
-        return (is_slice or node.type in ("RaggedTensorToTensor", "Range")) and not self._independent[node.name]
-
     def _decide_shaped(self, node: Node) -> None:
-        """Decide a node for which `_may_be_shaped` is true, once all before it are decided."""
-        known = {
-            "Range": self._dims_of_range,
-            "Slice": self._dims_of_slice,
-            "RaggedTensorToTensor": self._dims_of_ragged,
-        }
-        dims_of = known.get(node.type, self._dims_of_resized)
-        pair = dims_of(node)
+        """Decide a node whose shape may follow from all that is decided before it."""
+        pair = self._known_shapes.dims_of(node)
         if pair is None:
             self.shapes.add([node], self._independent)
         else:
             self.shapes.give(node.outputs[0], pair, node.dtypes[0])
         self._note_order(node)
         self._decide(node)
-
-    def _dims_of_resized(self, node: Node) -> Optional[Pair]:
-        """Images of a computed size, which TensorFlow 1 does not infer."""
-        images = self.shapes.dims(node.inputs[0])
-        sizes = [self._computed_before(node.inputs[1], index) for index in range(len(images))]
-        if any(dims is None or size is None for dims, size in zip(images, sizes)):
-            return None
-        return tuple([dims[0], *map(int, size), dims[3]] for dims, size in zip(images, sizes))  # type: ignore[index,arg-type]
-
-    def _dims_of_range(self, node: Node) -> Optional[Pair]:
-        """How many numbers there are; for other lengths of axes, which may be among them, that is not known."""
-        (values,) = self._values_of(node)
-        return None if values is None else ([len(values[0])], [len(values[1])], [None])
-
-    def _dims_of_slice(self, node: Node) -> Optional[Pair]:
-        """The lengths that are known, if only some are: TensorFlow infers few of them where one size is -1."""
-        if self.values.get(node.inputs[2]) is not None:
-            return None
-        pair: List[Dims] = []
-        for index, dims in enumerate(self.shapes.dims(node.inputs[0])):
-            lengths: List[Optional[int]] = []
-            for axis, length in enumerate(dims or ()):
-                begins, sizes = (self._numbers.value(key, axis) for key in node.inputs[1:])
-                size = None if sizes is None else int(sizes[index % len(COUNTS)])
-                if size == -1:
-                    size = None if begins is None or length is None else length - int(begins[index % len(COUNTS)])
-                lengths.append(size)
-            pair.append(lengths or None)
-        return tuple(pair)
-
-    def _dims_of_ragged(self, node: Node) -> Optional[Pair]:
-        """As many rows as an operand says, if the shape leaves that open, and the user's lengths of the other axes."""
-        shape, rows = self.values.get(node.inputs[0]), self.values.get(node.inputs[3])
-        is_number = node.proto.attr["row_partition_types"].list.s[:1] == [b"FIRST_DIM_SIZE"]
-        if not is_number or node.name != node.owner or rows is None or shape is None:
-            return None
-        if shape[0].ndim != 1 or any(value[0] != -1 for value in shape):
-            return None
-        others = self.graph.get_operation_by_name(node.owner).outputs[0].shape.as_list()[1:]
-        return tuple([int(rows[index % len(COUNTS)]), *others] for index in range(3))  # type: ignore[return-value]
-
-    def _computed_before(self, key: Key, index: int) -> Optional[Any]:
-        """Return the value of a small tensor that is computed from shapes, in one of the scratch graphs."""
-        node = self.nodes.get(node_of(key))
-        if node is None or key in self.inputs:
-            return None
-        if node.type == "Const":
-            value = constant_of(node)
-            return None if value is None else value[0]
-        if node.type == "Shape":
-            dims = self.shapes.dims(node.inputs[0])[index]
-            return None if dims is None or None in dims else np.array(dims)
-        inputs = [self._computed_before(one, index) for one in node.inputs]
-        if not inputs or any(one is None for one in inputs):
-            return None
-        values = value_of(node, [[one] * len(SIZES) for one in inputs])[int(key.rsplit(":", 1)[1])]
-        return None if values is None else values[0]
 
     def _take_scalar(self, node: Node) -> bool:
         """Assume that a placeholder of unknown rank is a scalar."""
@@ -339,8 +254,7 @@ class Decisions:
             guards.append(self.states.get(node.inputs[1]))
         kept = [guard for guard in guards if guard is not None and guard.kind in ("size", "whole", "joined")]
         self._guards[node.name] = either(kept) if kept else None
-        if any(source in self._after_effect for source in sources):
-            self._after_effect.add(node.name)
+        self._effects.follow(node, sources)
 
     # Loops
 
@@ -494,7 +408,7 @@ class Decisions:
             self._keep_values(node, [self.values.get(key) if is_alike else None for key in inputs])
         else:
             results = self._computed(node, states)
-            self._keep_values(node, self._values_of(node))
+            self._keep_values(node, self._known_shapes.values_of(node))
         if any(map(self._unsure.__contains__, node.inputs)) or self._seems_as_long(node, results):
             self._unsure.update(node.outputs)
         for key, state in zip(node.outputs, results):
@@ -610,7 +524,7 @@ class Decisions:
 
     def _computed(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         level = max((level_of(state) for state in states), default=0)
-        if node.name in self._after_effect and self._reads_state(node):
+        if self._effects.reads_changed(node):
             self._meet(node, "it reads what was changed by the batch in the same run")
             return [joined(level + 1) for _ in node.dtypes]
         if node.name in self._unfit:
@@ -622,7 +536,7 @@ class Decisions:
             is_handed_on = node.type == "Identity"  # an empty list stays one
             return states[:1] if is_handed_on else [None] * len(node.dtypes)
         if any(state is not None and state.kind == "joined" for state in states):
-            self._note_effect(node)
+            self._effects.note(node)
             self._say(node, "behind")
             return [joined(level) for _ in node.dtypes]
         try:
@@ -645,8 +559,8 @@ class Decisions:
         return [state, SIZE if guard is not None and guard.kind == "size" else (None if guard is None else guard)]
 
     def _by_rule(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
-        if self._has_effect(node):
-            self._note_effect(node)
+        if has_effect(node):
+            self._effects.note(node)
             if "PyFunc" in node.type:
                 self.unruled.append(node.type)
             raise Meets("it has an effect")
@@ -667,7 +581,7 @@ class Decisions:
         self._check_numbers(node)
         self._check_lengths(node)
         given = self._given(node)
-        op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs, self._numbers)
+        op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs, self.numbers)
         outcome = RULES[node.type](op)
         if not isinstance(outcome, Outcome):
             outcome = Outcome([outcome] * len(node.dtypes))
@@ -679,7 +593,7 @@ class Decisions:
         results: List[Optional[State]] = []
         for index in SHAPES.get(op.type, ()):
             state, (first, *_) = op.states[index] if index < op.count else None, outcome.outputs
-            places = self._numbers.places(op.node.inputs[index]) if state is not None and state.counts else []
+            places = self.numbers.places(op.node.inputs[index]) if state is not None and state.counts else []
             if places is None or any(not isinstance(first, Layout) or place != first.axis for place in places):
                 raise Meets("the length of another axis depends on the number of examples")
         for pair, layout in zip(pairs, outcome.outputs):
@@ -705,7 +619,7 @@ class Decisions:
         """Return the states of what is computed from sizes and results of reductions."""
         is_whole = any(state is not None and state.kind == "whole" for state in states)
         is_shaped = all(pair[0] is not None and None not in pair[0] for pair in pairs)
-        if not is_whole and not is_shaped and None in self._values_of(node):
+        if not is_whole and not is_shaped and None in self._known_shapes.values_of(node):
             raise Meets("its shape is not known")
         self._say(node, "behind" if is_whole else "size")
         counts = any(map(self.counts, node.inputs))
@@ -743,73 +657,6 @@ class Decisions:
         self._say(node, self._kind_of(state))
         return [state] * len(node.dtypes)
 
-    def _values_of(self, node: Node) -> List[Optional[Values]]:
-        if node.type == "StridedSlice" and self._type_of(node.inputs[0]) == "StringSplitV2":
-            return [self._number_of_texts(node)]
-        if node.type not in OF_SHAPE:
-            return value_of(node, [self.values.get(key) for key in node.inputs])
-        if any(map(self._unsure.__contains__, node.inputs)):
-            return [None] * len(node.dtypes)
-        return value_of(node, [self._lengths(node, key) for key in node.inputs])
-
-    def _number_of_texts(self, node: Node) -> Optional[Values]:
-        """Return how many texts are split into words, if that is what is taken of the shape of the words."""
-        split, begins = self.nodes[node_of(node.inputs[0])], self.values.get(node.inputs[1])
-        is_scalar = node.proto.attr["shrink_axis_mask"].i == 1 and not node.proto.attr["new_axis_mask"].i
-        if node.inputs[0] != split.outputs[2] or begins is None or begins[0].tolist() != [0] or not is_scalar:
-            return None
-        is_same = self.shapes.is_the_same_for_other_lengths(split.inputs[0], 0)
-        lengths = self._lengths(split, split.inputs[0]) if is_same else None
-        return None if lengths is None else [length[0] for length in lengths]
-
-    def _lengths(self, node: Node, key: Key) -> Optional[Values]:
-        """Return the shape of a tensor for each of `SIZES`, or what else of it is asked."""
-        pair = self.shapes.dims(key)
-        if pair[0] is None or (node.type != "Rank" and None in pair[0]):
-            return None
-        if node.type == "Rank":
-            return [np.array(len(pair[0]))] * len(SIZES)
-        try:
-            factors = multiples_of(pair)
-        except Meets:
-            return None
-        shapes = [
-            np.array(
-                [factors[axis] * size if axis in factors else length for axis, length in enumerate(pair[0])], np.int64
-            )
-            for size in SIZES
-        ]
-        shapes = shapes if factors else [shapes[0]] * len(SIZES)
-        return [shape.prod() for shape in shapes] if node.type == "Size" else shapes
-
-    # Effects
-
-    def _has_effect(self, node: Node) -> bool:
-        return node.type not in RULES and (
-            node.type.startswith(EFFECTS) or any(name in node.type for name in OTHER_EFFECTS)
-        )
-
-    def _note_effect(self, node: Node) -> None:
-        if node.type.startswith(CHANGES) or self._may_change_state(node):
-            parts = node.name.split(WITHIN)
-            self._after_effect.update(WITHIN.join(parts[:count]) for count in range(1, len(parts) + 1))
-
-    def _may_change_state(self, node: Node) -> bool:
-        """Whether an operation without a rule has a state that it may change."""
-        is_known = node.type in RULES or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS + READS
-        is_own = node.type in ALIASES or node.type in MERGES or node.type.startswith(("Assert", "Print", "EagerPyFunc"))
-        return not is_known and not is_own and bool(self.flat.definition(node.type).is_stateful)
-
-    def _reads_state(self, node: Node) -> bool:
-        """Whether an operation takes a variable or a table."""
-        for key in node.inputs:
-            source = self.nodes.get(node_of(key))
-            if source is not None and key not in self.inputs:
-                dtype = source.dtypes[int(key.rsplit(":", 1)[1])]
-                if dtype > 100 or dtype == tf.resource.as_datatype_enum:
-                    return node.type != "VariableShape"
-        return False
-
     def _say(self, node: Node, kind: str, how: str = "") -> None:
         """Note a decision; within a loop, what has met, or was reduced, in an earlier round remains so."""
         before = self.decisions.get(node.name)
@@ -817,7 +664,7 @@ class Decisions:
             self.decisions[node.name] = Decision(kind, how)
 
     def _meet(self, node: Node, why: str) -> None:
-        self._note_effect(node)
+        self._effects.note(node)
         self._say(node, "meets", why)
 
     def is_count(self, key: Key) -> bool:
@@ -851,36 +698,6 @@ class Decisions:
         if key in self._unsure or not one or not other or (one[0], other[0]) != COUNTS or one[1:] != other[1:]:
             return False
         return self.shapes.is_the_same_for_other_lengths(key, 0)
-
-    def combination_of(self, key: Key) -> Optional[str]:
-        """Return how the values of parts of the batch give that of the batch, as `combination` of `Analysis`."""
-        state = self.states.get(key)
-        if state is None or not depends(state):
-            return "constant"
-        if state.kind != "whole":
-            return None
-        node = self.nodes[node_of(key)]
-        if self.decisions[node.name].kind == "reduces":
-            is_first = level_of(self.states.get(node.inputs[0])) == 0
-            return PARTS.get(node.type) if is_first else None
-        if node.type == "Cast" and not tf.as_dtype(node.dtypes[0]).is_floating:
-            return None
-        if node.type == "IdentityN":
-            return self.combination_of(node.inputs[int(key.rsplit(":", 1)[1])])
-        kinds = [self.combination_of(one) for one in node.inputs if node.type in LINEAR + PRODUCTS + QUOTIENTS + SUMS]
-        others = [kind for kind in kinds if kind != "constant"]
-        if node.type in QUOTIENTS and kinds[0] == "sum" and self._numbers.is_multiple(node.inputs[1]):
-            return "mean"
-        if node.type in LINEAR + PRODUCTS or (node.type in QUOTIENTS and kinds[1] == "constant"):
-            return others[0] if len(others) == 1 else None
-        if node.type not in SUMS or len(set(others)) != 1:
-            return None
-        rest = [key for key, kind in zip(node.inputs, kinds) if kind == "constant"]  # which is the mean of itself
-        return others[0] if others[0] == "mean" or all(map(self._is_zero, rest)) else None
-
-    def _is_zero(self, key: Key) -> bool:
-        values = self.values.get(key)
-        return values is not None and not np.any(values)
 
     def _kind_of(self, state: Optional[State]) -> str:
         if not depends(state) or state is None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -358,9 +358,7 @@ class Library:
 
 def calls_that_draw(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
     """Return the names of those operations of a graph that call a function which draws random numbers."""
-    calls = [op for op in ops if functions_of(op.node_def)]
-    library = Library(graph, graph.as_graph_def()) if calls else None
-    return [op.name for op in calls if library is not None and library.draws_in_call(op.node_def)]
+    return _calling(graph, ops, lambda library, op: library.draws_in_call(op.node_def))
 
 
 def taking_the_next(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
@@ -368,12 +366,17 @@ def taking_the_next(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
 
     Random numbers that are drawn for each example, and what Python returns, are told otherwise.
     """
+    within = _calling(graph, ops, lambda library, op: any(map(_takes_the_next, library.types_within(node_of(op)))))
+    return within + [op.name for op in ops if _takes_the_next(op.type)]
+
+
+def _calling(
+    graph: Any, ops: Sequence[tf.Operation], is_wanted: Callable[["Library", tf.Operation], bool]
+) -> List[str]:
+    """Return the names of those operations that call functions and of which `is_wanted` is true."""
     calls = [op for op in ops if functions_of(op.node_def)]
     library = Library(graph, graph.as_graph_def()) if calls else None
-    within = [
-        op for op in calls if library is not None and any(map(_takes_the_next, library.types_within(node_of(op))))
-    ]
-    return [op.name for op in [*within, *(op for op in ops if _takes_the_next(op.type))]]
+    return [op.name for op in calls if library is not None and is_wanted(library, op)]
 
 
 def _takes_the_next(kind: str) -> bool:
