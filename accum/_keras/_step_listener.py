@@ -54,8 +54,8 @@ class StepListener:
 
         Args:
           grads_and_vars: list of (gradient, variable), as the step of the cycle has them: reduced over replicas, before
-            `transform` and clipping, and still multiplied by the inner optimizer's `loss_scale_factor` in Keras 3. A
-            gradient may be `tf.IndexedSlices` whose rows repeat: `_recorded_sums.squared_norm` adds these up first.
+            `transform` and clipping, and still multiplied by `_tf.optimizers.loss_scale_of` the inner optimizer. A
+            gradient may be None, or `tf.IndexedSlices` whose rows repeat: `_recorded_sums.squared_norm` adds these up.
         """
         return []
 
@@ -67,7 +67,10 @@ class StepListener:
         return {}
 
     def end_cycle(self) -> None:
-        """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`."""
+        """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`.
+
+        What `on_update` has seen of a `flush` after the last batch of an epoch is logged with the next batch.
+        """
 
     def stop(self) -> None:
         """See that an exception has ended `fit`: a listener that belongs to one `fit` listens no more."""

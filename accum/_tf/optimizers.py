@@ -83,6 +83,11 @@ def without_loss_scale(optimizer: Any) -> Any:
     return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
 
 
+def loss_scale_of(optimizer: Any) -> float:
+    """Return the number by which Keras 3 multiplies the loss, and `optimizer` divides its gradients; 1 for none."""
+    return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
+
+
 def deserialize(config: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
     if is_keras_optimizer(config):
         return config  # Keras 2.13 and later may have deserialized it already

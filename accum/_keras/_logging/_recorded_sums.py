@@ -26,14 +26,14 @@ class StepSums(NamedTuple):
     number: Scalar = 0.0  # how many steps there were before
 
 
-def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) -> tf.Tensor:
+def squared_norm(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
     """Return the sum of squares of all gradients, a float32 scalar. Rows of a sparse gradient are summed first.
 
     Args:
       grads: tensors, `tf.IndexedSlices` or None.
-      compiled: whether XLA compiles this, which does not know the number of different rows.
     """
     squares = []
+    compiled = _tf.graphs.is_compiled_by_xla_here()  # XLA does not know the number of different rows
     for grad in grads:
         if isinstance(grad, tf.IndexedSlices):
             grad = tf.convert_to_tensor(grad) if compiled else _tf.variables.summed_rows(grad).values
@@ -44,23 +44,20 @@ def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) ->
     return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
 
 
-def norms_of_micro_batch(
-    grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar, compiled: bool = False
-) -> StepSums:
+def norms_of_micro_batch(grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> StepSums:
     """Return what a micro-batch adds to the sums.
 
     Args:
       grads: its gradients.
       weight: its weight, which then is also the measure of its size; None: 1.
       size: its number of examples.
-      compiled: as for `squared_norm`.
     """
     size = tf.cast(size if weight is None else weight, tf.float32)
     weight = tf.constant(1.0) if weight is None else tf.cast(weight, tf.float32)
     per_size = tf.math.divide_no_nan(weight, size)
     return StepSums(
         divisor=weight,
-        squares=tf.math.multiply_no_nan(squared_norm(grads, compiled), weight),
+        squares=tf.math.multiply_no_nan(squared_norm(grads), weight),
         weight=weight,
         per_size=per_size,
         squares_per_size=weight * per_size,

@@ -132,11 +132,6 @@ class StepRecorder(StepListener):
             rows = unfinished[1]
         self._begin_with(rows)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether XLA compiles the train step."""
-        return _tf.steps.is_compiled_by_xla(self._model)
-
     # ------------------------------------------------------------------------------------------------------------
     # On each replica, in a train step
 
@@ -165,13 +160,13 @@ class StepRecorder(StepListener):
 
     @_tf.graphs.untouched_by_autograph
     def of_part(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
-        return as_vector(norms_of_micro_batch(grads, weight, size, self.compiled))
+        return as_vector(norms_of_micro_batch(grads, weight, size))
 
     def _sums_of_parts(self, grads: Sequence[Optional[Gradient]], parts: PartsSeen) -> StepSums:
         sums = StepSums(*tf.unstack(parts.sum))
         if parts.grads is not None:  # a `LossScaleOptimizer` has divided by its scale
-            before = squared_norm(parts.grads, self.compiled)
-            unscaled = tf.math.divide_no_nan(squared_norm(grads, self.compiled), before)
+            before = squared_norm(parts.grads)
+            unscaled = tf.math.divide_no_nan(squared_norm(grads), before)
             sums = sums._replace(squares=sums.squares * unscaled)
         if parts.is_weighted:
             return sums
@@ -196,10 +191,12 @@ class StepRecorder(StepListener):
         if parts is not None:
             sums = self._sums_of_parts(grads, parts)
         else:
-            sums = norms_of_micro_batch(grads, weight, examples, self.compiled)
+            sums = norms_of_micro_batch(grads, weight, examples)
             if weight is None:
                 sums = sums._replace(divisor=1.0 / _replicas.count())
-        factor = float(_replicas.count()) / self._scale  # Keras divides each replica's loss
+        factor = float(_replicas.count()) / _tf.optimizers.loss_scale_of(
+            self._optimizer.optimizer
+        )  # Keras divides each replica's loss
         if is_reduced and _replicas.count() > 1:
             factor = float("nan")  # each replica has the same gradient, of all of their examples
         vector = as_vector(sums._replace(squares=sums.squares * factor**2, examples=examples))
@@ -207,15 +204,10 @@ class StepRecorder(StepListener):
             vector = tf.where(tf.math.is_finite(vector[0]), vector, tf.zeros_like(vector))
         self._add(self._spoilt_if_begun_elsewhere(vector))
 
-    @property
-    def _scale(self) -> float:
-        """The number by which Keras multiplies the loss, and the inner optimizer divides its gradients."""
-        return float(getattr(self._optimizer.optimizer, "loss_scale_factor", None) or 1.0)
-
     @_tf.graphs.untouched_by_autograph
     def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
         inner = self._optimizer.optimizer
-        norm = squared_norm([grad for grad, _ in grads_and_vars], self.compiled) / self._scale**2
+        norm = squared_norm([grad for grad, _ in grads_and_vars]) / _tf.optimizers.loss_scale_of(inner) ** 2
         sums = StepSums(
             steps=1.0,
             squared_norm=norm,

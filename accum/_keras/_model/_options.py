@@ -50,7 +50,7 @@ OF_ACCUM_ALONE = frozenset(
     ["accumulator_dtype", "last_cycle", "memory_limit", "micro_batch_tokens", "micro_batch_weight", "nonfinite"]
     + ["replicas_per_group", "sequence_lengths", "whole_batch"]
 )
-"""Names of options that nobody else is likely to give to an attribute."""
+"""Names of options that nobody else is likely to give to an attribute: assigning to one warns."""
 
 LISTENERS: Dict[str, Callable[[tf.distribute.Strategy, tf.keras.optimizers.Optimizer], StepListener]] = {}
 """{option that logs something of each step: class of its listener}. Each optimizer gets a listener of its own."""
