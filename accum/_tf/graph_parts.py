@@ -512,9 +512,3 @@ def running_functions_directly(is_on: bool = True) -> Iterator[None]:
         yield
     finally:
         switch(before)
-
-
-def unstacked(value: Any) -> Any:
-    """Return the list of tensors that have been stacked along a new first axis in a graph, or the value itself."""
-    op = value.op if isinstance(value, tf.Tensor) else None
-    return list(op.inputs) if op is not None and op.type == "Pack" and op.get_attr("axis") == 0 else value

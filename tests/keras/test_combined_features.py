@@ -196,24 +196,6 @@ def summed():
     return tf.keras.losses.MeanSquaredError(reduction="sum")
 
 
-def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
-    options = {"micro_batch_size": 2, "whole_batch": ()}
-    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=1, **options)
-    model.compile(tf.keras.optimizers.SGD(0.01), summed())
-    (message,) = said_of(model)
-    assert "has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM" in message
-    assert "compile losses that are means, or pass `micro_batch_size` alone" in message
-
-
-def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of_once():
-    options = {"reduction": "sum", "micro_batch_weight": "equal", "micro_batch_size": 2, "whole_batch": ()}
-    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=2, **options)
-    model.divides = False
-    model.compile(tf.keras.optimizers.SGD(0.01))
-    (message,) = said_of(model)
-    assert "a batch's micro-batches are averaged" in message and "of its own" in message
-
-
 @pytest.mark.parametrize("micro_batch_size", [2, None])
 @pytest.mark.parametrize("accum_steps, is_said", [(1, False), (2, True)])
 def test_compile_warns_of_a_summed_loss_only_where_batches_are_averaged(
@@ -320,21 +302,17 @@ class LogsScore(tf.keras.Model):
 
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("run_eagerly, how", [(False, "derived"), (True, "derived"), (True, "python")])
-def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
+def test_a_train_step_that_logs_what_it_computes_from_results_is_named(run_eagerly, how):
     options = {"micro_batch_size": 2, "whole_batch": ()}
     model = accum.GradientAccumulateModel.from_model(linear(LogsScore), **options)
     model.how = how
     model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
-    messages, history = said_in_fit(model, "averaged over micro-batches")
-    assert messages and "score" in messages[0]
+    (message,), history = said_in_fit(model, "see those of a micro-batch")
+    assert "`LogsScore.train_step`" in message
     plain = linear(LogsScore)
     plain.how = how
     plain.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=True)
     assert abs(said_in_fit(plain, "")[1]["score"][0] - history["score"][0]) > 1e-3
-    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), **options)  # another, which tells once
-    model.how = "results"
-    model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
-    assert not said_in_fit(model, "averaged over micro-batches")[0]
 
 
 class OwnVariable(tf.keras.metrics.Metric):
@@ -358,7 +336,7 @@ def test_the_result_of_a_metric_may_be_a_variable(run_eagerly):
     metric.looks_across_examples = False
     model = accum.GradientAccumulateModel.from_model(linear(), micro_batch_size=2)
     model.compile(tf.keras.optimizers.SGD(RATE), "mse", metrics=[metric], run_eagerly=run_eagerly)
-    messages, history = said_in_fit(model, "averaged over micro-batches")
+    messages, history = said_in_fit(model, "micro-batch")
     assert not messages
     np.testing.assert_allclose(history["own"], [Y.sum()], rtol=1e-5)
 
@@ -382,22 +360,21 @@ class AddsUp(LogsScore):
 
 
 @pytest.mark.law("L8")
-def test_a_metric_that_adds_up_one_number_for_each_micro_batch_is_named():
-    def one(how, declared=False, **options):
-        options = dict(options, whole_batch=()) if options else {}
+def test_a_train_step_that_adds_up_one_number_for_each_micro_batch_is_named():
+    def one(how, **options):
         model = accum.GradientAccumulateModel.from_model(linear(AddsUp), accum_steps=1, **options)
         model.how = how
-        if declared:
-            model.one.looks_across_examples = False
         model.compile(tf.keras.optimizers.SGD(RATE))
-        return said_in_fit(model, "is updated once for each micro-batch")
+        return said_in_fit(model, "see those of a micro-batch")
 
-    (message,), history = one("mean", micro_batch_size=2)
-    assert "'one'" in message
-    assert history["one"][0] > 2.0 * one("mean")[1]["one"][0]
-    assert not one("mean", True, micro_batch_size=2)[0]
-    messages, history = one("sum", micro_batch_size=2)
+    (message,), history = one("mean", micro_batch_size=2, whole_batch=())
+    assert "`AddsUp.train_step`" in message
+    full = one("mean")[1]["one"]
+    assert history["one"][0] > 2.0 * full[0]
+    messages, history = one("mean", micro_batch_size=2)
     assert not messages
+    np.testing.assert_allclose(history["one"], full, rtol=2e-6)
+    history = one("sum", micro_batch_size=2, whole_batch=())[1]
     np.testing.assert_allclose(history["one"], one("sum")[1]["one"], rtol=2e-6)
 
 

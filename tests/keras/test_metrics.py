@@ -8,7 +8,7 @@ import tensorflow as tf
 from models import from_model
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, XLA_ENDS
-from warned import silent, warned
+from warned import silent
 
 pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18"), pytest.mark.slow]
 
@@ -252,76 +252,6 @@ def test_a_metric_that_stacks_parts_counts_them_once(eagerly):
         return [*means, metrics.MeanSquaredError(name="squares"), metrics.BinaryAccuracy(name="accuracy")]
 
     assert_same(stepped(OfParts, split, eagerly, others()), stepped(OfParts, others=others()))
-
-
-def test_a_sum_of_parts_is_warned_of():
-    class SumOfParts(OwnStep):
-        def update(self, metric, y, outputs):
-            metric.update_state([tf.reduce_mean(part) for part in tf.unstack(outputs, axis=1)])
-
-    (line,) = said(SumOfParts, others=[metrics.Sum(name="parts")])
-    assert "'parts'" in line
-
-
-def test_a_sum_is_warned_of_however_its_argument_is_passed():
-    (line,) = said(ByName, others=[metrics.Sum(name="values")])
-    assert "'values'" in line
-
-
-class InABranch(OwnStep):
-    def update(self, metric, y, outputs):
-        def updated():
-            metric.update_state(y, outputs)
-            return 1
-
-        tf.cond(tf.reduce_sum(y) > 0.0, updated, lambda: 0)
-
-
-class Numbers(metrics.Metric):
-    """Gets numbers."""
-
-    def __init__(self, name="numbers"):
-        super().__init__(name=name)
-        self.total = self.add_weight(name="total", shape=(), initializer="zeros")
-
-    def update_state(self, *numbers):
-        for number in numbers:
-            self.total.assign_add(tf.cast(number, tf.float32))
-
-    def result(self):
-        return tf.convert_to_tensor(self.total)
-
-
-class ByCounts(OwnStep):
-    def update(self, metric, y, outputs):
-        metric.update_state(tf.reduce_sum(outputs), tf.shape(y)[0])
-
-
-def said(*args, **kwargs):
-    with warned("is updated once for each micro-batch") as said:
-        stepped(*args, wrap=lambda model: from_model(model, micro_batch_size=8, whole_batch=()), **kwargs)
-    return said
-
-
-@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
-def test_what_cannot_wait_for_the_whole_batch_is_warned_of_once(eagerly):
-    (line,) = said(eagerly=eagerly, others=[Numbers()])
-    assert "'numbers'" in line and "`looks_across_examples = False`" in line and "leave out `whole_batch`" in line
-
-
-def test_no_warning_for_counts_and_what_is_declared_or_a_mean():
-    declared, summed = Numbers(name="declared"), metrics.Sum(name="sum")
-    for metric in (declared, summed):
-        metric.looks_across_examples = False
-    assert not said(others=[declared, summed, metrics.Mean(name="mean")])
-    (line,) = said(others=[metrics.Sum(name="sum")])
-    assert "'sum'" in line
-    assert not said(ByCounts, others=[Numbers()])
-
-
-def test_a_metric_in_a_branch_is_warned_of():
-    (line,) = said(InABranch, eagerly=False, others=[MeanOfNumbers(name="within")])
-    assert "'within'" in line
 
 
 class Seen(metrics.Metric):

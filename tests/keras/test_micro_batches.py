@@ -362,7 +362,7 @@ class Unusual(OwnTrainStep):
         return logs
 
 
-INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "averaged"), ("count", "averaged")]
+INEXACT = [("state", "changes variables once"), ("derived", "`Unusual.train_step`"), ("count", "`Unusual.train_step`")]
 
 
 @pytest.mark.slow

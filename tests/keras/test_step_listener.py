@@ -12,6 +12,7 @@ from accum._keras._model import _options
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import listen
 from accum._keras._step_listener import StepListener
+from accum._tf.optimizers import loss_scale_of
 from accum._tf.variables import new_statistic
 
 pytestmark = pytest.mark.tf("2.2")
@@ -23,12 +24,13 @@ Y = np.random.RandomState(1).normal(size=(16, 1)).astype("float32")
 class UpdateNorm(StepListener):
     """Logs the norm of the gradient of the latest update as "update_norm"."""
 
-    def __init__(self, strategy, optimizer=None):
+    def __init__(self, strategy, optimizer):
+        self.inner = optimizer.optimizer
         with strategy.scope():
             self.norm = new_statistic("update_norm", [], tf.float32)
 
     def on_update(self, grads_and_vars):
-        norm = tf.sqrt(squared_norm([grad for grad, _ in grads_and_vars]))
+        norm = tf.sqrt(squared_norm([grad for grad, _ in grads_and_vars])) / loss_scale_of(self.inner)
         return [_replicas.local_variable(self.norm).assign(norm, read_value=False)]
 
     def end_batch(self, logs):
@@ -39,7 +41,7 @@ class LogUpdateNorm(tf.keras.callbacks.Callback):
     """What users would pass to `fit`."""
 
     def set_model(self, model):
-        listen(model, UpdateNorm(model.distribute_strategy))
+        listen(model, UpdateNorm(model.distribute_strategy, model.optimizer))
 
 
 def compiled():

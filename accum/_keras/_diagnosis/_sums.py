@@ -1,12 +1,12 @@
 """Warnings of losses that add up examples, and of those that are no mean over them."""
 
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 from accum import _check, _tf
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._added_losses import may_have_entries
 from accum._keras._steps._reporting_loss import ReportingLoss
-from accum._tf import Data, Nested, tf
+from accum._tf import tf
 
 
 def warn_of_unlike_losses(model: tf.keras.Model) -> None:
@@ -87,38 +87,6 @@ def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.o
     accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
     if adds_up and accumulates and model._accum.is_first_time("sums in a cycle"):
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
-
-
-def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool) -> None:
-    """Warn once of losses that may be sums over examples, where the micro-batches of a batch are put together.
-
-    Args:
-      model: a `GradientAccumulateModel` whose batches are split.
-      train_step: what runs on each micro-batch.
-      sums: whether the compiled losses sum over examples, so that gradients are added up.
-    """
-    options, own = model._accum.options, model._accum
-    is_mean = options.plan.reduction != "sum"
-    has_own_loss = _tf.losses.is_of_user(getattr(model, "compute_loss", None), "compute_loss")
-    if _tf.steps.is_step_of_keras(train_step, "train_step") and not has_own_loss:
-        return
-    name = f"`{_tf.models.name_of_class(model)}`"
-    if sums and own.is_first_time("sums in a train step"):
-        _check.warn(
-            f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "
-            "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
-            "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
-            "that are means, or pass `micro_batch_size` alone. [accum: sum]",
-            _check.InexactWarning,
-        )
-    if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
-        _check.warn(
-            f"{name} has a `train_step` or `compute_loss` of its own. `reduction='sum'` adds up the batches of a "
-            "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
-            "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` alone, "
-            "or `accum_steps` alone. [accum: sum]",
-            _check.InexactWarning,
-        )
 
 
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:

@@ -26,6 +26,15 @@ class StepSums(NamedTuple):
     number: Scalar = 0.0  # how many steps there were before
 
 
+def entries_of(grad: Gradient) -> tf.Tensor:
+    """Return a gradient as a tensor; of a sparse one the rows that it has, those of one index summed."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    if _tf.graphs.is_compiled_by_xla_here():  # which does not know the number of different rows
+        return tf.convert_to_tensor(grad)
+    return _tf.variables.summed_rows(grad).values
+
+
 def squared_norm(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
     """Return the sum of squares of all gradients, a float32 scalar. Rows of a sparse gradient are summed first.
 
@@ -33,14 +42,11 @@ def squared_norm(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
       grads: tensors, `tf.IndexedSlices` or None.
     """
     squares = []
-    compiled = _tf.graphs.is_compiled_by_xla_here()  # XLA does not know the number of different rows
     for grad in grads:
-        if isinstance(grad, tf.IndexedSlices):
-            grad = tf.convert_to_tensor(grad) if compiled else _tf.variables.summed_rows(grad).values
         if grad is not None:
-            squares.append(
-                tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.variables.at_least_float32(grad.dtype))), tf.float32)
-            )
+            entries = entries_of(grad)
+            dtype = _tf.variables.at_least_float32(entries.dtype)
+            squares.append(tf.cast(tf.nn.l2_loss(tf.cast(entries, dtype)), tf.float32))
     return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
 
 

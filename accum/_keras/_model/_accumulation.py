@@ -164,17 +164,25 @@ class ModelAccumulation:
             self._sees_batch[key] = what_sees_the_batch(model, name, step, data)
         what = self._sees_batch[key]
         if is_given_up:
-            if what is not None and self.is_first_time("given up"):
-                _check.warn(
-                    "With `whole_batch=()`, layers and losses that see several examples at once see those of a "
-                    "micro-batch, so the step may differ from that of the full batch: leave out `whole_batch`. "
-                    f"Received: {what}. [accum: whole-batch-off]",
-                    _check.InexactWarning,
-                )
+            self.warn_of_parts(what)
             return
         self.whole_batch = () if what is None else ("batch_norm",)
         group = None if _tf.batch_norm.batch_norms_over_replicas(model) else 1
         self.replicas_per_group = {"batch_norm": group, "loss": 1}
+
+    def warn_of_parts(self, what: Optional[str]) -> None:
+        """Warn once of what would see several examples of a batch and sees those of a micro-batch, given in words."""
+        if what is None or not self.is_first_time("parts of a batch"):
+            return
+        option, remedy = "whole_batch=()", "leave out `whole_batch`"
+        if self.size.tokens is not None:
+            option, remedy = "micro_batch_tokens", "pass `micro_batch_size` in place of it"
+        _check.warn(
+            f"With `{option}`, layers and losses that see several examples at once, and train steps of your own, see "
+            f"those of a micro-batch, so the step may differ from that of the full batch: {remedy}. "
+            f"Received: {what}. [accum: whole-batch-off]",
+            _check.InexactWarning,
+        )
 
     def sees_batch_in_training(self, model: tf.keras.Model) -> bool:
         """Whether train steps compute something over the whole batch, as far as is known before the first batch."""

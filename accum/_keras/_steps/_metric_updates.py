@@ -4,7 +4,7 @@ They are made once for the whole batch, with the joined arguments of all micro-b
 """
 
 import inspect
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._batch import Size
@@ -77,35 +77,6 @@ def looks_across_examples(metric: tf.keras.metrics.Metric) -> bool:
     return not all(inspect.isfunction(part) and _tf.layers.comes_with_keras(part) for part in parts)
 
 
-def stacks_parts(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
-    """Whether a metric of Keras is given lists of tensors. It stacks them, and no longer counts the examples."""
-    is_declared = getattr(metric, "looks_across_examples", None) is False
-    lists = [argument for argument in [*args, *kwargs.values()] if isinstance(argument, (list, tuple))]
-    # The compiled metrics of Keras 3, of several outputs. In Keras 2, each metric is a layer.
-    is_container = hasattr(metric, "metrics") and not isinstance(metric, tf.keras.layers.Layer)
-    return not is_declared and not is_container and any(map(tf.is_tensor, tf.nest.flatten(lists)))
-
-
-def unstacked(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Any:
-    """Return (args, kwargs) of a metric of Keras with lists in place of what has been stacked of them in a graph."""
-    if tf.executing_eagerly() or looks_across_examples(metric):
-        return tuple(args), kwargs
-    return tuple(map(_tf.graph_parts.unstacked, args)), {
-        name: _tf.graph_parts.unstacked(argument) for name, argument in kwargs.items()
-    }
-
-
-def by_position(metric: tf.keras.metrics.Metric, args: Tuple[Nested, ...], kwargs: Dict[str, Nested]) -> Any:
-    """Return (args, kwargs) of a mean or sum of numbers with the values by position and their weights by name."""
-    is_plain = _tf.steps.is_mean(metric) or type(metric).update_state is tf.keras.metrics.Sum.update_state
-    is_one = is_plain or isinstance(metric, (tf.keras.metrics.Mean, tf.keras.metrics.Sum))
-    if is_one and not args and "values" in kwargs:
-        return (kwargs["values"],), {name: value for name, value in kwargs.items() if name != "values"}
-    if is_plain and len(args) == 2 and not kwargs:
-        return args[:1], {"sample_weight": args[1]}
-    return args, kwargs
-
-
 def update_of(
     metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested], count: Size
 ) -> Optional[MetricUpdate]:
@@ -115,7 +86,7 @@ def update_of(
       args, kwargs: its arguments.
       count: the number of examples in the micro-batch.
     """
-    looks_across = looks_across_examples(metric) or stacks_parts(metric, args, kwargs)
+    looks_across = looks_across_examples(metric)
     arguments = tuple(args), dict(kwargs)
     leaves = tf.nest.flatten(arguments)
     if _tf.steps.is_mean(metric) or (looks_across and isinstance(metric, tf.keras.metrics.Mean)):
@@ -140,19 +111,6 @@ def _are_observed(metric: tf.keras.metrics.Metric, value: Leaf, weights: Sequenc
     return is_whole and all(weight is None or _is_number(weight) for weight in weights)
 
 
-def is_sum_of_batch(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
-    """Whether a metric of Keras adds up numbers, one for each call, which may be means over the examples."""
-    is_declared = getattr(metric, "looks_across_examples", None) is False
-    is_sum = isinstance(metric, tf.keras.metrics.Sum) or type(metric).__name__ == "MeanTensor"
-    return is_sum and not is_declared and len(args) == 1 and not kwargs and _is_number(args[0])
-
-
-def are_counts(args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
-    """Whether an update is given numbers alone and one is an integer. Such numbers are counts, which add up."""
-    leaves = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if leaf is not None]
-    return all(map(_is_number, leaves)) and any(tf.convert_to_tensor(leaf).dtype.is_integer for leaf in leaves)
-
-
 def _has_rows(leaf: Leaf, count: Size) -> bool:
     """Whether the first axis of a tensor is that of the examples, as far as is known."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
@@ -163,11 +121,6 @@ def _has_rows(leaf: Leaf, count: Size) -> bool:
 
 def _is_number(value: Leaf) -> bool:
     return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)
-
-
-def is_float(value: Leaf) -> bool:
-    """Whether a value is a tensor of floating-point numbers. The variables of Keras 3 are none."""
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating
 
 
 def as_float(value: Leaf) -> tf.Tensor:

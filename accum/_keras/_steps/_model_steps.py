@@ -18,6 +18,7 @@ from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
 from accum._keras._step_listener import end_batch
 from accum._keras._steps._batch_draws import BatchDraws
+from accum._keras._steps._one_pass import methods_of_user
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._user_steps import UserSteps
 from accum._keras._steps._whole_batch import WholeBatchStep
@@ -104,6 +105,9 @@ class ModelSteps(UserSteps):
     def _step(self, name: str, data: Data) -> Union["PlainStep", SplitStep]:
         size = self.model._accum.size
         if size.tokens is not None:
+            if name == "train_step":
+                own = methods_of_user(self.model, name, self.of_class_or_user(name))
+                self.model._accum.warn_of_parts(", ".join(own) or None)
             return TokenStep(self, size.tokens, self.model._accum.options.arguments["sequence_lengths"])
         return self.for_size(size.fixed, name, data)
 

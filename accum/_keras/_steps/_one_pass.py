@@ -72,14 +72,20 @@ def _may_broadcast(weights: Nested, targets: Nested, losses: Sequence[Any]) -> b
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
     """Return what `what_sees_the_batch` does, as far as no data are needed to tell."""
-    of_class = _tf.models.name_of_class(model)
-    if not _tf.steps.is_step_of_keras(step, name):
-        return f"`{of_class}.{name}`"
-    for method in ("compute_loss", "compute_metrics", "get_metrics_result"):
-        if _tf.losses.is_of_user(getattr(model, method, None), method):
-            return f"`{of_class}.{method}`"
+    found = methods_of_user(model, name, step)
     norms = [layer.name for layer in _tf.batch_norm.batch_norms_in(model) if layer.trainable and name == "train_step"]
-    return f"batch normalization ({_check.shown(norms)})" if norms else None
+    return ", ".join(found + [f"batch normalization ({_check.shown(norms)})"] * bool(norms)) or None
+
+
+def methods_of_user(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> List[str]:
+    """Return the names of a step, and of methods that steps of Keras call, that are the user's."""
+    methods = [
+        method
+        for method in ("compute_loss", "compute_metrics", "get_metrics_result")
+        if _tf.losses.is_of_user(getattr(model, method, None), method)
+    ]
+    own = [] if _tf.steps.is_step_of_keras(step, name) else [name]
+    return [f"`{_tf.models.name_of_class(model)}.{method}`" for method in own + methods]
 
 
 def kind_of(model: tf.keras.Model, data: Data) -> str:

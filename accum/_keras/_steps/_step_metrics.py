@@ -5,21 +5,14 @@ import functools
 import math
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum import _check, _tf
+from accum import _tf
 from accum._engine._batch import Size
 from accum._engine._combined import Sum
 from accum._engine._gradients import divided, weighted
 from accum._keras import _step_context
 from accum._keras._steps._metric_updates import (
     MetricUpdate,
-    are_counts,
     as_float,
-    by_position,
-    is_float,
-    is_sum_of_batch,
-    looks_across_examples,
-    stacks_parts,
-    unstacked,
     update_of,
 )
 from accum._tf import Leaf, Logs, Nested, Scalar, Wait, tf
@@ -55,8 +48,6 @@ class StepMetrics:
         self._watched: List[tf.keras.metrics.Metric] = []
         # id of a value -> (itself, metric, key in its result):
         self._results: Dict[int, Tuple[Leaf, tf.keras.metrics.Metric, Optional[str]]] = {}
-        # Eagerly, what is computed from results. Nothing else is recorded:
-        self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         self._updates: List[MetricUpdate] = []
         self._are_sums: List[bool] = []  # for each update
         self._entries: List[_Entry] = []
@@ -67,8 +58,6 @@ class StepMetrics:
         """Watch the metrics of the model in this context."""
         with contextlib.ExitStack() as self._stack:
             self._stack.enter_context(_step_context.entering(self._model, metrics=self))
-            if self._graph is None:
-                self._stack.enter_context(self._tape)
             for container in _tf.steps.containers_of(self._model):
                 self._stack.enter_context(
                     _tf.steps.when_built(container, functools.partial(self._watch_within, container))
@@ -101,8 +90,6 @@ class StepMetrics:
                 value = tf.constant(math.nan)  # it waits for its first update
             entries = value.items() if isinstance(value, dict) else [(None, value)]
             self._results.update({id(part): (part, metric, key) for key, part in entries})
-            if self._graph is None:
-                self._tape.watch([part for _, part in entries if is_float(part)])
             return value
 
         return result
@@ -111,7 +98,6 @@ class StepMetrics:
         update_state = metric.update_state
 
         def update(*args: Any, **kwargs: Any) -> Wait:
-            args, kwargs = unstacked(metric, *by_position(metric, args, kwargs))
             trimmed = _step_context.of_model(self._model).trimmed
             if trimmed is not None:
                 trimmed.warn_of_metric(metric, args, kwargs)
@@ -122,28 +108,11 @@ class StepMetrics:
                     waiting = waiting._replace(origins=[trimmed.origin_of(leaf) for leaf in leaves])
                 self._updates.append(waiting)
                 return None
-            may_look_across = looks_across_examples(metric) or is_sum_of_batch(metric, args, kwargs)
-            may_look_across = may_look_across or stacks_parts(metric, args, kwargs)
-            if may_look_across and not are_counts(args, kwargs):
-                self._warn_of_parts(metric)
             if trimmed is not None:
                 args, kwargs = trimmed.reweighted(metric, args, kwargs)
             return update_state(*args, **kwargs)
 
         return update
-
-    def _warn_of_parts(self, metric: tf.keras.metrics.Metric) -> None:
-        """Warn once for each `compile` of a metric of the user's own that can't wait for the whole batch."""
-        warned = self._model._accum.told_of_metrics
-        if metric.name not in warned:
-            warned.add(metric.name)
-            _check.warn(
-                f"The metric {metric.name!r} is updated once for each micro-batch, which is only exact if it adds up "
-                "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
-                "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
-                "or loop of the train step's own, or leave out `whole_batch`. [accum: metrics]",
-                _check.InexactWarning,
-            )
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +126,6 @@ class StepMetrics:
         """
         self._logs = logs
         self._entries = [self._entry(leaf) for leaf in tf.nest.flatten(logs)]
-        self._warn_of_derived_values(logs)
         losses = _tf.steps.loss_trackers(self._model) if sums else []
         self._are_sums = [any(update.metric is loss for loss in losses) for update in self._updates]
         return [
@@ -184,49 +152,6 @@ class StepMetrics:
     def _is_elsewhere(self) -> bool:
         """Whether this is a branch or function within the step, which may not be run."""
         return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph
-
-    def _warn_of_derived_values(self, logs: Any) -> None:
-        """Warn of numbers that are averaged but computed from results, or that count: neither has a mean."""
-        leaves = [leaf for leaf in tf.nest.flatten(logs) if tf.is_tensor(leaf) and id(leaf) not in self._results]
-        derived = [leaf for leaf in leaves if self._is_derived(leaf)] or self._may_be_derived(logs)
-        has_counts = any(tf.as_dtype(leaf.dtype).is_integer for leaf in leaves)
-        if (derived or has_counts) and self._model._accum.is_first_time("derived logs"):
-            _check.warn(
-                "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
-                "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
-                f"Received: {logs!r}. [accum: metrics]",
-                _check.InexactWarning,
-            )
-
-    def _is_derived(self, leaf: Leaf) -> bool:
-        """Whether a number depends on the result of a metric."""
-        if self._graph is None:
-            results = [part for part, _, _ in self._results.values() if is_float(part)]
-            grads = self._tape.gradient(leaf, results) if results and is_float(leaf) else []
-            return any(grad is not None for grad in grads)
-        waiting: List[tf.Tensor] = [leaf]
-        seen = {id(leaf)}
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in self._results:
-                return True
-            new = [part for part in tensor.op.inputs if id(part) not in seen]
-            seen.update(map(id, new))
-            waiting.extend(new)
-        return False
-
-    def _may_be_derived(self, logs: Any) -> List[float]:
-        """Return the numbers of Python in the logs, if a metric was asked for its result but is not there by itself.
-
-        Some releases of Keras 3 log results as such numbers, under the names of their metrics.
-        """
-        leaves = tf.nest.flatten(logs)
-        asked = {id(metric): metric.name for _, metric, _ in self._results.values()}
-        logged = {id(self._results[id(leaf)][1]) for leaf in leaves if id(leaf) in self._results}
-        if not isinstance(logs, dict) or set(asked) == logged:
-            return []
-        names = set(asked.values()) | {key for _, _, key in self._results.values()}
-        return [leaf for name, leaf in logs.items() if isinstance(leaf, float) and name not in names]
 
     def finish(self, totals: Nested) -> Logs:
         """Give the metrics what they have waited for, and return the logs of the batch.

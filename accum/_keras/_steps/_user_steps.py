@@ -9,7 +9,6 @@ from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch, wa
 from accum._keras._diagnosis._moved_state import StateWatch
 from accum._keras._diagnosis._sums import (
     warn_of_summed_losses,
-    warn_of_sums_in_batch,
     warn_of_sums_in_cycle,
     warn_of_unlike_losses,
 )
@@ -54,7 +53,7 @@ class UserSteps:
           weighs_replicas: whether gradients for optimizers that do not accumulate are weighted by the replicas' parts.
           gate: as for `TrainStep`.
         """
-        model, function = self.model, self.of_class_or_user("train_step")
+        model = self.model
         optimizers = accumulating_optimizers(model)
         is_cycle = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
         watch = StateWatch.of_cycle(model, optimizers) if is_cycle and collector is None else None
@@ -84,8 +83,6 @@ class UserSteps:
         if is_cycle or model._accum.size.tokens is not None:
             warn_of_losses_of_batch(model, not is_cycle, not is_mean)
         warn_of_sums_in_cycle(model, optimizers)
-        if self._splits_losses:
-            warn_of_sums_in_batch(model, function, self.sums_losses)
         return logs, model._accum.weight.read(weight)
 
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
