@@ -289,23 +289,25 @@ class CutGraph:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def require_unchanged(self, graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
-        """Raise if operations assign to a variable that is read anew for the gradient: a table, or within a loop."""
-        read = {key for phase in self.forward + self.backward + self.wholes for key in phase.feeds} & set(
-            self.leveled.captures
-        )
-        outside = [
-            self.leveled.captures[key] for key in sorted(read) if self.leveled.captures[key].dtype == tf.resource
-        ]
-        handles = {id(_tf.graph_parts.captured(handle)) for handle in outside}
-        changed = _tf.op_walks.assigned_handles(graph, operations)
-        changed |= {id(op.inputs[0]) for op in operations if _tf.op_walks.changes_variable(op)}
-        if handles & changed:
-            raise ValueError(
-                "With `whole_batch`, the gradient of a network must be computed before an embedding in it, or a "
-                "variable that it reads in a loop, is updated: call `tape.gradient` before `apply_gradients`."
-                " [accum: whole-batch-gradient]"
-            )
+    def watching_reads(self) -> Callable[[], None]:
+        """Return a function to call before the gradient is computed, for which some variables are read anew.
+
+        They are tables, and those that are read in loops and branches. It raises if one may have changed until then.
+        """
+        read = {key for phase in self.forward + self.backward + self.wholes for key in phase.feeds}
+        outside = [handle for key, handle in self.leveled.captures.items() if key in read]
+        handles = [_tf.graph_parts.captured(handle) for handle in outside if handle.dtype == tf.resource]
+        may_have_changed = _tf.graph_parts.change_from_now(handles)
+
+        def require_unchanged() -> None:
+            if may_have_changed():
+                raise ValueError(
+                    "With `whole_batch`, the gradient of a network must be computed before an embedding in it, or a "
+                    "variable that it reads in a loop, is updated: call `tape.gradient` before `apply_gradients`."
+                    " [accum: whole-batch-gradient]"
+                )
+
+        return require_unchanged
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase in the current graph, given {key: tensor} for all that it takes, captures left out."""

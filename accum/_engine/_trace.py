@@ -327,8 +327,10 @@ def _read(
         grads = tf.gradients(targets, wanted, grad_ys=cotangents, name=SCOPE)
         _require_no_draws(marks.graph, marks.graph.get_operations()[done:])
     for grad, source in zip(grads, wanted if grads else ()):
-        if isinstance(grad, tf.Tensor) and source.dtype != tf.resource:  # a handle
-            grad.set_shape(source.shape)
+        if isinstance(grad, tf.Tensor):
+            is_handle = source.dtype == tf.resource
+            spec = _tf.graph_parts.spec_of_variable(source) if is_handle else source
+            grad.set_shape(spec.shape if spec is not None else None)
     by_variables = grads[: len(variables)] if grads else [None] * len(variables or ())  # type: ignore[arg-type]
     grad_of_name = dict(zip([tensor.name for tensor in differentiable], grads[len(by_variables) :]))
 

@@ -161,12 +161,10 @@ def whole_call(
     results = [segments.graph.trace.outputs[index] for index in floats]
     results += [loss.value for loss in segments.graph.trace.losses]
     asked: Set[Key] = set()  # for which of the results there is a gradient: TensorFlow fills in zeros for the others
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    done = 0 if graph is None else len(graph.get_operations())
+    require_unchanged = segments.graph.watching_reads()
 
     def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
-        if graph is not None:
-            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        require_unchanged()
         if not segments.graph.trace.grads and sources:
             raise ValueError(
                 "`test_step` and `predict_step` of a model with `whole_batch` can't take gradients of weights: do so "
@@ -187,8 +185,7 @@ def whole_call(
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
     def at_once() -> Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]:
-        if graph is not None:
-            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        require_unchanged()
         own_outputs, own_losses, states = run.at_once()
         return [own_outputs[index] for index in floats] + own_losses, states
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from accum._tf.op_walks import (
     assigned_handles,
     captures_of,
     is_assignment,
+    more_than_read,
     outermost_of,
 )
 from accum._tf.random_ops import DRAWING, STATEFUL_DRAWS
@@ -455,6 +457,25 @@ def dtype_of_handle(handle: tf.Tensor) -> tf.DType:
 def read_handle(handle: Any, dtype: tf.DType) -> tf.Tensor:
     """Return the value of a variable, given its handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def change_from_now(handles: Sequence[Any]) -> Callable[[], bool]:
+    """Return a function that tells whether one of some variables may have changed since this call, given their handles.
+
+    In a graph, their operations are looked at; eagerly, all values are compared.
+    """
+    if not tf.executing_eagerly():
+        graph, ids = tf.compat.v1.get_default_graph(), set(map(id, handles))
+        done = len(graph.get_operations())
+        return lambda: not ids.isdisjoint(map(id, more_than_read(graph.get_operations()[done:])))
+    specs = [(handle, spec_of_variable(handle)) for handle in handles]
+    before = [(handle, read_handle(handle, spec.dtype)) for handle, spec in specs if spec is not None]
+
+    def has_changed(handle: Any, value: tf.Tensor) -> bool:
+        now = read_handle(handle, value.dtype)
+        return bool(tf.reduce_any((now != value) & (now == now)))
+
+    return lambda: any(itertools.starmap(has_changed, before))
 
 
 def assign_handle(handle: Any, value: tf.Tensor) -> Any:

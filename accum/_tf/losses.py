@@ -8,6 +8,9 @@ from accum._tf.layers import comes_with_keras
 from accum._tf.steps import when_built
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
+AXES_ADDED_TO_WEIGHTS = 0 if IS_KERAS_3 else 1
+"""How many axes Keras adds to weights of examples that have fewer than their losses."""
+
 
 def unpack_data(data: Any) -> Tuple[Any, Any, Any]:
     """Unpack the data of a `train_step` into (x, y, sample_weight); data of any other structure is x."""

@@ -316,16 +316,15 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitiali
 def changed_outside(graph: Any) -> Set[int]:
     """Return the ids of the outermost resource tensors to which operations of a graph do more than read."""
     outside = outermost_of(graph)
-    changed: Set[int] = set()
-    for op in graph.get_operations():
-        if op.type in _READS or not any(tensor.dtype == tf.resource for tensor in op.inputs):
-            continue
-        try:
-            reads: Sequence[int] = op.get_attr("_read_only_resource_inputs")
-        except ValueError:  # no call, or called where nothing orders operations automatically
-            reads = ()
-        inputs = [tensor for index, tensor in enumerate(op.inputs) if index not in reads]
-        changed.update(id(outside(tensor)) for tensor in inputs if tensor.dtype == tf.resource)
+    return {id(outside(tensor)) for tensor in more_than_read(graph.get_operations())}
+
+
+def more_than_read(operations: Iterable[tf.Operation]) -> List[tf.Tensor]:
+    """Return the resource tensors to which operations do more than read, also in a branch, loop or function."""
+    changed: List[tf.Tensor] = []
+    for op in operations:
+        if op.type not in _READS:
+            changed += [op.inputs[index] for index in _not_only_read(op)]
     return changed
 
 
@@ -413,11 +412,19 @@ def outermost_of(graph: Any) -> Callable[[Any], Any]:
 
 def _may_assign(op: tf.Operation) -> bool:
     """Whether a function that is called receives a variable to which it does more than read."""
+    return bool(_not_only_read(op))
+
+
+def _not_only_read(op: tf.Operation) -> List[int]:
+    """Return the places of the resources among the inputs of an operation which it is not said only to read."""
+    places = [index for index, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource]
+    if not places:
+        return []
     try:
         reads: Sequence[int] = op.get_attr("_read_only_resource_inputs")
-    except ValueError:  # called where nothing orders operations automatically
+    except ValueError:  # no call, or called where nothing orders operations automatically
         reads = ()
-    return any(tensor.dtype == tf.resource and index not in reads for index, tensor in enumerate(op.inputs))
+    return [index for index in places if index not in reads]
 
 
 def _assigned_arguments(library: Dict[str, Any], name: str) -> Set[int]:

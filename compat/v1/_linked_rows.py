@@ -107,8 +107,10 @@ class LinkedRows:
 
     def _can_be_source(self, tensor: tf.Tensor) -> bool:
         if tensor.dtype == tf.resource:
+            if tensor.op.type != "VarHandleOp":  # that of a table, or within a function
+                return False
             dtype = _tf.graph_parts.dtype_of_handle(tensor)
-            return tensor.op.type == "VarHandleOp" and (dtype.is_floating or dtype.is_complex)
+            return bool(dtype.is_floating or dtype.is_complex)
         return is_differentiable(tensor) and tensor.op in self._inside.not_constant
 
     def link(self, joined: Sequence[tf.Tensor], gradients: Optional[Gradients]) -> None:

@@ -198,7 +198,33 @@ def iterator(size):
     return stepped(loss), [loss, tf.shape(x)[0]], {}, made.initializer
 
 
-@pytest.mark.parametrize("build", [towers, queue, iterator], ids=lambda build: build.__name__)
+def table(size):
+    """A table numbers the words of texts, whose vectors are looked up."""
+    texts, y = tf1.placeholder(tf.string, [None, 3]), tf1.placeholder(tf.float32, [None, 1])
+    keys, numbers = tf.constant(["a", "b", "c"]), tf.constant([0, 1, 2], tf.int64)
+    words = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, numbers), 3)
+    vectors = tf.nn.embedding_lookup(variable("vectors", [4, 5]), words.lookup(texts))
+    outputs = tf.matmul(normalized(tf.reshape(vectors[:, 0] - vectors[:, 2], [-1, 5]), True), variable("last", [5, 1]))
+    loss = tf.sqrt(tf.reduce_mean((outputs - y) ** 2))
+    if size is not None:
+        loss = accum.compat.v1.split_batch(loss, (texts, y), size)
+    data = np.array(["a", "b", "c", "d"])[np.random.RandomState(2).randint(0, 4, size=(N, 3))]
+    return stepped(loss), loss, {texts: data, y: Y[:N]}, tf1.tables_initializer()
+
+
+def recurrent(size):
+    """A loop over time before batch normalisation, which gives the gradient of a weight in a part of its shape."""
+    x, y = tf1.placeholder(tf.float32, [None, 2, 2]), tf1.placeholder(tf.float32, [None, 1])
+    kernel, first = variable("kernel", [2, 5]), tf.zeros([tf.shape(x)[0], 5])
+    states = tf.scan(lambda state, one: tf.tanh(tf.matmul(one, kernel) + state), tf.transpose(x, [1, 0, 2]), first)
+    outputs = tf.matmul(normalized(states[-1], True), variable("last", [5, 1]))
+    loss = tf.sqrt(tf.reduce_mean((outputs - y) ** 2))
+    if size is not None:
+        loss = accum.compat.v1.split_batch(loss, (x, y), size)
+    return stepped(loss), loss, {x: X[:N].reshape(N, 2, 2), y: Y[:N]}, []
+
+
+@pytest.mark.parametrize("build", [towers, queue, iterator, table, recurrent], ids=lambda build: build.__name__)
 def test_a_run_takes_one_batch(build):
     values, logs = run_twice(build, None)
     ours, our_logs = run_twice(build, 6)

@@ -795,6 +795,30 @@ def test_metrics_by_name_are_looked_at_again_for_data_of_another_kind(metrics):
         assert_near(logs(micro_batch_size=SIZE), logs(), rtol=2e-5, atol=3e-6)
 
 
+def errors(targets, outputs):
+    """A loss for each element."""
+    return (targets - outputs) ** 2
+
+
+@pytest.mark.parametrize("loss", [errors, "mse"], ids=["elements", "means"])
+def test_weights_with_fewer_axes_than_losses_see_the_batch(loss):
+    """Keras adds an axis to weights, or none; TensorFlow takes what is missing then for an axis of the examples."""
+    x, y = np.stack([X[:BATCH]] * BATCH, 1), np.stack([Y[:BATCH]] * BATCH, 1)  # as many time steps as examples
+    weights = np.linspace(0.0, 1.0, BATCH).astype("float32") ** 2
+
+    def trained(wrap):
+        model = wrap(tf.keras.Sequential([tf.keras.Input(x.shape[1:]), layers.Dense(y.shape[-1])]))
+        model.set_weights([np.full(var.shape, 0.1, "float32") for var in model.get_weights()])
+        model.compile(tf.keras.optimizers.SGD(0.5), loss, **JIT)
+        logs = model.fit(x, y, sample_weight=weights, batch_size=BATCH, shuffle=False, verbose=0).history
+        return [*logs.values(), *model.get_weights()]
+
+    with silent():
+        ours = trained(lambda model: accum.GradientAccumulateModel.from_model(model, micro_batch_size=1))
+    expected = trained(lambda model: model)
+    assert_near(ours, expected, rtol=2e-5, atol=3e-6)
+
+
 class Warmed(tf.keras.Model):
     """Mixes examples after an epoch, as Python says."""
 

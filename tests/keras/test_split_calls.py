@@ -809,6 +809,15 @@ class LateTable(Steps):
         return {"loss": loss}
 
 
+class Decided(LateTable):
+    """The same, updated by what is decided in the graph, as by a `LossScaleOptimizer`."""
+
+    def update(self, optimizer, tape, loss, variables):
+        grads = tape.gradient(loss, variables)
+        apply = lambda: optimizer.apply_gradients(zip(grads, variables)) is None
+        tf.cond(tf.reduce_sum(tf.abs(grads[0])) >= 0.0, apply, lambda: False)
+
+
 class Helper(Steps):
     """A part of the step that is a `tf.function`, which evaluation traces first."""
 
@@ -1147,9 +1156,10 @@ def test_a_network_that_needs_numbers_is_computed_at_once():
 
 
 @pytest.mark.tf(keras=2, because="Keras 3 reads the whole table first, and the gradient uses what was read")
-def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by_name():
+@pytest.mark.parametrize("make, run_eagerly", [(LateTable, False), (Decided, False), (LateTable, True)])
+def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by_name(make, run_eagerly):
     with pytest.raises(ValueError, match="before an embedding in it, or a variable .* is updated"):
-        trained(LateTable, accum_steps=1, micro_batch_size=6, whole_batch="all")
+        trained(make, accum_steps=1, micro_batch_size=6, whole_batch="all", run_eagerly=run_eagerly)
 
 
 @pytest.mark.law("L11")

@@ -42,8 +42,6 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         losses, metrics = _tf.losses.compiled_losses(model), _tf.losses.compiled_metrics(model)
     if losses and _tf.losses.is_neither_sum_nor_mean(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
         return "losses that are neither all means nor all sums"
-    if _may_broadcast(weights, y, losses):
-        return "weights of examples that have fewer axes than their losses"
     across = [one for one in losses + metrics if not _may_be_apart(one)]
     if across:
         return f"a loss or metric ({_check.shown(list(map(name_of, across)))})"
@@ -55,19 +53,11 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         if not is_built:
             _build(model, x, is_training)  # by the batch as it is
             is_built = True
-        return _Call(model, x, y, is_training, functions, losses, metrics).what_meets()
+        return _Call(model, x, y, weights, is_training, functions, losses, metrics).what_meets()
     except Exception as error:  # what can't be traced isn't proven; the step itself raises what is wrong with it
         if not (is_built or model.run_eagerly):
             raise  # what the user has to see
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
-
-
-def _may_broadcast(weights: Nested, targets: Nested, losses: Sequence[Any]) -> bool:
-    """Whether weights may have two axes fewer than losses: Keras adds one, and TensorFlow broadcasts the rest."""
-    ranks = [leaf.shape.rank for leaf in tf.nest.flatten(weights) if leaf is not None and leaf.shape.rank]
-    others = [leaf.shape.rank for leaf in tf.nest.flatten(targets) if tf.is_tensor(leaf) and leaf.shape.rank]
-    has_classes = any("sparse" in name_of(one).lower() for one in losses)  # whose targets lack the last axis of outputs
-    return bool(ranks and others) and max(others) - min(ranks) > (1 if has_classes else 2)
 
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
@@ -180,7 +170,7 @@ class _Call:
 
     Args:
       model: the model.
-      x, y: the inputs and targets of a batch.
+      x, y, weights: the inputs and targets of a batch, and the weights of its examples.
       is_training: whether it is called as in training.
       functions: losses of the user, called as Keras calls them.
       losses, metrics: those that the model was compiled with.
@@ -191,6 +181,7 @@ class _Call:
         model: tf.keras.Model,
         x: Nested,
         y: Nested,
+        weights: Nested,
         is_training: bool,
         functions: List[Callable[..., tf.Tensor]],
         losses: List[Any],
@@ -207,6 +198,8 @@ class _Call:
         self._others: List[tf.Tensor] = []
         self._inputs: List[tf.Tensor] = []
         self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
+        self._weights = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(weights) if leaf is not None]
+        self._ranks: List[Optional[int]] = []  # of losses
         self._is_dict = isinstance(y, dict)
         self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = False
 
@@ -220,6 +213,8 @@ class _Call:
             return "losses that may divide by different numbers"
         if self._lacks_axes:
             return "outputs without an axis beside that of the batch"
+        if self._compiled and not self._fit_weights():
+            return "weights of examples that have fewer axes than their losses"
         if self._may_broadcast and not all(map(_is_sparse, self._compiled)):
             return "targets and outputs whose axes differ, so that examples may meet in a loss or metric"
         if self._sums and self._others:
@@ -269,14 +264,27 @@ class _Call:
         is_paired = isinstance(outputs, dict) or not self._is_dict
         self._may_broadcast = not _are_alike(self._targets, flat, is_paired)
         self._rows = [tf.identity(one) for one in flat]
+        self._ranks = [None if one.shape.rank is None else one.shape.rank - 1 for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)
             elements = _tf.losses.loss_of_elements(function, target, output)
             if _tf.losses.mask_of(elements) is not None:
                 raise ValueError("a loss has a mask of its own")
             self._rows.append(tf.identity(elements))
+            self._ranks.append(elements.shape.rank)
         self._others = [tf.identity(loss) for loss in self._model.losses]
         return self._rows + self._others
+
+    def _fit_weights(self) -> bool:
+        """Whether weights have the axes of losses, but for one that Keras adds or takes away: others broadcast."""
+
+        def fits(rank: Optional[int], weights: tf.TensorShape) -> bool:
+            if rank is None or weights.rank is None:
+                return False
+            missing = rank - weights.rank
+            return 0 <= missing <= _tf.losses.AXES_ADDED_TO_WEIGHTS or (missing == -1 and weights[-1] == 1)
+
+        return all(itertools.starmap(fits, itertools.product(self._ranks, self._weights)))
 
     def _assigns(self, graph: tf.Graph) -> bool:
         """Whether the call changes a variable other than the seeds of Keras' random numbers."""
