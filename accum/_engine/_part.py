@@ -4,9 +4,10 @@ The operations of the part are copied: those that depend on what is fed, and wha
 conditionals. What they take from elsewhere, such as the values of variables, they take from the graph as it is.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _tf
+from accum._engine._held_values import NOTHING, HeldValues, on_value, takes_values
 from accum._tf import tf
 
 Key = str
@@ -20,6 +21,7 @@ class Part:
       fed: tensors that get other values each time.
       is_taken: function of (operation, index of an input) that says whether this input keeps the value that it has in
         the graph, although it depends on what is fed.
+      held: the values that are taken in place of variables.
 
     Attributes:
       ops: the operations that are copied, in the order in which they were created.
@@ -31,8 +33,10 @@ class Part:
         fetches: Sequence[tf.Tensor],
         fed: Sequence[tf.Tensor],
         is_taken: Callable[[tf.Operation, int], bool] = lambda op, index: False,
+        held: HeldValues = NOTHING,
     ) -> None:
         self._graph = fetches[0].graph
+        self._held = held
         self._fed = {tensor.name for tensor in fed}
         self._is_taken = is_taken
         wanted = self._wanted(fetches)
@@ -109,16 +113,29 @@ class Part:
         return inside | pivots
 
     def _proto(self, op: tf.Operation, boundary: Dict[Key, tf.Tensor]) -> Any:
-        inputs = []
+        inputs, variable = [], self._variable_held(op)
         for index, tensor in enumerate(op.inputs):
             is_inside = tensor.op.name in self._names or tensor.name in self._fed
             if is_inside and not self._is_taken(op, index):
                 inputs.append(tensor.name)
-            else:
+                continue
+            boundary[tensor.name] = tensor
+            if tensor is variable or (tensor.dtype != tf.resource and self._held.holds(tensor)):
+                tensor = self._held.value(tensor)
                 boundary[tensor.name] = tensor
-                inputs.append(outside_key(tensor.name))
+            inputs.append(outside_key(tensor.name))
         inputs += [f"^{other.name}" for other in op.control_inputs if other.name in self._names]
-        return _tf.graph_parts.placed(_tf.graph_parts.node_of(op), inputs)
+        proto = _tf.graph_parts.placed(_tf.graph_parts.node_of(op), inputs)
+        return proto if variable is None else on_value(op, proto, _tf.graph_parts.dtype_of_handle(variable))
+
+    def _variable_held(self, op: tf.Operation) -> Optional[tf.Tensor]:
+        """Return the handle of a variable whose value the copy of an operation gets; None if there is none."""
+        while op.inputs and op.inputs[0].dtype == tf.resource:
+            handle = op.inputs[0]
+            if handle.op.name not in self._names:
+                return handle if self._held.holds(handle) and takes_values(op) else None
+            op = handle.op
+        return None
 
     def takes(self, key: Key) -> bool:
         """Whether the part needs a tensor that is fed."""

@@ -4,6 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _rows, _tf
 from accum._engine._found_statistics import SQUARES, Statistics, statistics_in
+from accum._engine._held_values import HeldValues, takes_values
 from accum._engine._part import Key
 from accum._rows import Analysis, Layout, Rows
 from accum._tf import tf
@@ -62,6 +63,8 @@ class Inside:
       before_outputs: the operations from which these are computed.
       trusted: unknown operations before `outputs`, which are taken to keep examples apart.
       steps: names of optimizers' operations that are computed from the batch.
+      held: the values of variables that the run may change, before it does: of those that something beside optimizers
+        changes, and of all with a handle if there are several losses, by which optimizers take turns.
       constant: an operation that takes a constant number of examples, or None.
       reason: a sentence that says why a constant number of examples could not be opened, or "".
       analysis: where the examples lie in each tensor.
@@ -96,6 +99,9 @@ class Inside:
         self.steps = [
             op.name for op in sorted(self._of_original, key=_tf.graphs.creation_order) if op.type.startswith(STEPS)
         ]
+        changes = [op for op in self._of_original if _tf.op_walks.changes_variable(op)]
+        changed = {op.inputs[0].op for op in changes if not op.type.startswith(STEPS)}
+        self.held = HeldValues(changed, holds_handles=len(self.losses) > 1)
         ends_of_losses = self.losses if self.branches is None else self.branches.ends
         self._joined_ops = {tensor.op for tensor, _ in joined}
         self.before_losses = set(_tf.op_walks.ancestors([tensor.op for tensor in ends_of_losses], self._joined_ops))
@@ -415,6 +421,8 @@ class Inside:
         verdict = self.analysis.verdict(op.name)
         if any(one.name in self.fed for one in op.outputs):
             return False
+        if any(map(self.held.is_changed, op.inputs)) and (barriers or not takes_values(op)):
+            return False  # it would read again what the run has changed; segments hold no values
         if op in self.trusted:
             return not _tf.graphs.has_own_gradient(op)
         if verdict is None:  # independent of the examples, such as a counter of a loop

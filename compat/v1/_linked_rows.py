@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _tf
 from accum._engine._gradients import divided
+from accum._engine._held_values import NOTHING
 from accum._engine._part import Key, Part
 from accum._engine._trace import is_differentiable
 from accum._rows import Layout
@@ -65,7 +66,7 @@ class LinkedRows:
         self._run = run
         self._frontier = list(frontier)
         self.images = list({one.name: one for one in map(inside.image_of, frontier)}.values())
-        self.forward = Part(self.images, list(inside.fed.values()), inside.is_taken)
+        self.forward = self._part(self.images)
         self._weights = [one for one in self.forward.boundary if self._can_be_source(one)]
         if (
             inside.statistics
@@ -83,6 +84,11 @@ class LinkedRows:
         self.checks: List[tf.Operation] = []
         self._inlets: Dict[Key, Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
+
+    def _part(self, fetches: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor] = ()) -> Part:
+        """Return what computes tensors from the batch, and from gradients by rows."""
+        held = NOTHING if self._inside.statistics else self._inside.held  # segments differentiate what they take
+        return Part(fetches, [*self._inside.fed.values(), *upstream], self._inside.is_taken, held)
 
     @contextlib.contextmanager
     def _cutting(self) -> Iterator[Dict[Key, tf.Tensor]]:
@@ -259,7 +265,7 @@ class LinkedRows:
         """Compute the gradient of each micro-batch with its rows, which come from this loop from now on."""
         self._is_once = True
         fetches = [tensor for grad in template.grads if grad is not None for tensor in fetches_of(grad)]
-        part = Part(self.images + fetches, list(self._inside.fed.values()) + template.upstream, self._inside.is_taken)
+        part = self._part(self.images + fetches, template.upstream)
         joining: List[Any] = [self._run.joining(tensor) for tensor in self.images]
         results = self._run.computed(part, joining + combined, fed)
         rows_of = {tensor.name: rows for tensor, rows in zip(self.images, results)}
@@ -321,7 +327,7 @@ class LinkedRows:
                     for grad, source in zip(grads, sources)
                 ]
             fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
-            part = Part(fetches, list(self._inside.fed.values()) + upstream, self._inside.is_taken) if fetches else None
+            part = self._part(fetches, upstream) if fetches else None
             self._templates[key] = _Template(upstream, grads, part)
         return self._templates[key]
 

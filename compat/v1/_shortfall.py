@@ -48,6 +48,23 @@ def warn_of_little(parts: Sequence[Inside]) -> None:
         )
 
 
+def warn_of_turns(parts: Sequence[Inside]) -> None:
+    """Warn of variables that the gradient of one loss reads again, perhaps after another loss has moved them."""
+    read: Set[str] = set()
+    for inside in parts:
+        for op in inside.ops:
+            if op.type in _tf.graph_parts.CALLS:
+                read.update(one.op.name for one in op.inputs if inside.held.holds(one))
+    if read:
+        _check.warn(
+            "Loops and branches of TensorFlow 2 read variables again for the gradient: if one run trains several "
+            "losses in turn, that of a later loss may see what an earlier one has updated. Train each loss in a run of "
+            "its own, or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built. Received: "
+            f"{_check.shown(sorted(read))}. [accum: split-batch]",
+            _check.InexactWarning,
+        )
+
+
 def require_shapes(unknown: Sequence[tf.Tensor], what: str) -> None:
     """Raise if any tensor is passed. `what` says which property of them is unknown, such as the number of axes."""
     if unknown:

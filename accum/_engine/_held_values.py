@@ -1,0 +1,85 @@
+"""Copies of operations that take the value of a variable, read once in a run, in place of the variable.
+
+What is copied is computed twice, for the rows and for their gradient. In between, the run may change the variable.
+"""
+
+from typing import Any, Dict, Set
+
+from accum import _tf
+from accum._tf import tf
+
+Key = str
+
+HANDS_ON = ("Enter", "Identity", "Switch")
+"""Types of operations that hand a variable on, into a loop or branch of TensorFlow 1."""
+
+ON_VALUES = {"ReadVariableOp": "Identity", "ResourceGather": "Gather", "VariableShape": "Shape"}
+"""What computes the same of the value of a variable."""
+
+_DTYPES = {"Gather": "Tparams"}
+_OTHERS = {"Gather": ["validate_indices", "Tindices"], "Shape": ["out_type"]}
+
+
+class HeldValues:
+    """The values that copies take.
+
+    Args:
+      changed: the operations that make the variables which something in the graph changes in a run.
+      holds_handles: whether those of all resource variables are held, because something may yet change them.
+    """
+
+    def __init__(self, changed: Set[tf.Operation], holds_handles: bool) -> None:
+        self._changed, self._holds_handles = changed, holds_handles
+        self._values: Dict[Key, tf.Tensor] = {}
+
+    def is_changed(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is the handle of a variable that is changed, or reads one by its ref."""
+        source = tensor.op.inputs[0] if tensor.op.type == "Identity" else tensor
+        return (source.dtype == tf.resource or source.dtype != source.dtype.base_dtype) and source.op in self._changed
+
+    def holds(self, tensor: tf.Tensor) -> bool:
+        """Whether the value of a variable is held, given its handle, or what reads it by its ref."""
+        is_held = self._holds_handles and tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp"
+        return is_held or self.is_changed(tensor)
+
+    def value(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the value that is held, for a tensor for which `holds` is true."""
+        if tensor.name not in self._values:
+            with tensor.graph.as_default(), tf.control_dependencies(None):
+                is_handle = tensor.dtype == tf.resource
+                # What reads a ref shares the memory of the variable.
+                value = _tf.graph_parts.value_of(tensor) if is_handle else tf.raw_ops.DeepCopy(x=tensor)
+            self._values[tensor.name] = value
+        return self._values[tensor.name]
+
+
+NOTHING = HeldValues(set(), holds_handles=False)
+
+
+def takes_values(op: tf.Operation) -> bool:
+    """Whether an operation takes nothing of a variable but its value, nor does what it hands the variable on to."""
+    if not any(one.dtype == tf.resource for one in op.inputs):
+        return True
+    if op.type in HANDS_ON:
+        handles = [one for one in op.outputs if one.dtype == tf.resource]
+        return all(takes_values(user) for one in handles for user in one.consumers())
+    return op.type in ON_VALUES and not (op.type == "ResourceGather" and op.get_attr("batch_dims"))
+
+
+def on_value(op: tf.Operation, proto: Any, dtype: tf.DType) -> Any:
+    """Return the node for an operation that gets the value of a variable in place of the variable.
+
+    Args:
+      op: an operation for which `takes_values` is true.
+      proto: its node, with the inputs of the copy.
+      dtype: that of the variable.
+    """
+    if op.type in HANDS_ON:
+        proto.attr["T"].type = dtype.as_datatype_enum
+        return proto
+    kind = ON_VALUES[op.type]
+    node = tf.compat.v1.NodeDef(name=proto.name, op=kind, input=proto.input, device=proto.device)
+    node.attr[_DTYPES.get(kind, "T")].type = dtype.as_datatype_enum
+    for name in _OTHERS.get(kind, ()):
+        node.attr[name].CopyFrom(proto.attr[name])
+    return node

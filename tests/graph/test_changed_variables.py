@@ -1,0 +1,168 @@
+"""Variables that the run changes between the rows of `split_batch` and their gradient, for which both see the same."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from warned import silent, warned
+
+import accum.compat.v1
+
+pytestmark = pytest.mark.law("L21")
+
+tf1 = tf.compat.v1
+RANDOM = np.random.RandomState(0)
+N, TIME = 12, 3
+X = RANDOM.normal(size=(2, N, 4)).astype("float32")
+SERIES = RANDOM.normal(size=(2, N, TIME, 2)).astype("float32")
+NOISE = RANDOM.normal(size=(2, N, TIME, 3)).astype("float32")
+CLASSES = RANDOM.randint(0, 3, size=(2, N)).astype("int32")
+
+
+def weight(name, shape, **options):
+    first = np.random.RandomState(len(name)).normal(size=shape, scale=0.4).astype("float32")
+    return tf1.get_variable(name, shape, initializer=tf1.constant_initializer(first), **options)
+
+
+def features():
+    x = tf1.placeholder(tf.float32, [None, 4])
+    return x, tf.tanh(tf.matmul(x, weight("kernel", [4, 3])))
+
+
+def centred(behind):
+    """A loss of distances to centres, which the distances move."""
+    x, hidden = features()
+    classes = tf1.placeholder(tf.int32, [None])
+    centres = weight("centres", [3, 3], trainable=False)
+    distances = hidden - tf.gather(centres, classes)
+    update = tf1.scatter_sub(centres, classes, 0.5 * distances)
+    if behind:  # batch normalisation, beyond which it is computed in segments
+        mean, variance = tf.nn.moments(distances, [0])
+        distances = (distances - mean) / tf.sqrt(variance + 0.1) + distances
+    return [tf.sqrt(tf.reduce_sum(distances**2))], [x, classes], [X, CLASSES], [update]
+
+
+def normalised(in_branch):
+    """Activities less their running mean, which they move, in a branch or as they are."""
+    x, hidden = features()
+    mean = weight("mean", [3], trainable=False)
+    shifted = tf.cond(tf.reduce_sum(tf.zeros([2])) < 1.0, lambda: hidden - mean, lambda: hidden)
+    shifted = shifted if in_branch else hidden - mean
+    update = tf1.assign(mean, 0.5 * mean + tf.reduce_mean(shifted, 0))
+    return [tf.sqrt(tf.reduce_sum(tf.tanh(shifted) ** 2))], [x], [X], [update]
+
+
+def trained(program, size, is_resource):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=is_resource):
+            losses, batch, data, updates = program()
+        if size is not None:
+            losses = accum.compat.v1.split_batch(losses, batch, size)
+        with tf.control_dependencies(updates):
+            train_op = tf1.train.GradientDescentOptimizer(0.3).minimize(losses[0])
+        session.run(tf1.global_variables_initializer())
+        logs = [session.run([train_op, losses], dict(zip(batch, one)))[1] for one in zip(*data)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+def assert_same(ours, theirs):
+    (values, logs), (others, other_logs) = ours, theirs
+    assert set(values) == set(others)
+    for name in values:
+        np.testing.assert_allclose(values[name], others[name], rtol=0, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(logs, other_logs, rtol=2e-6)
+
+
+PROGRAMS = {
+    "centres": lambda: centred(False),
+    "centres before batch normalisation": lambda: centred(True),
+    "mean": lambda: normalised(False),
+    "mean in a branch": lambda: normalised(True),
+}
+
+
+@pytest.mark.parametrize("is_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_a_state_that_the_batch_moves_is_read_before(program, is_resource):
+    assert_same(trained(program, 5, is_resource), trained(program, None, is_resource))
+
+
+@pytest.mark.usefixtures("control_flow_of_tf_2")
+def test_a_state_that_is_read_in_a_branch_of_tf_2_is_not_read_in_micro_batches():
+    program = PROGRAMS["mean in a branch"]
+    assert_same(trained(program, 5, True), trained(program, None, True))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Several optimizers in one run
+
+
+def conditional():
+    """A GAN whose critic looks up a vector for each class."""
+    real, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+
+    def critic(x):
+        with tf1.variable_scope("critic", reuse=tf1.AUTO_REUSE):
+            hidden = tf.tanh(tf.matmul(x, weight("kernel", [4, 6])))
+            return tf.reduce_sum(tf.tanh(hidden * tf.nn.embedding_lookup(weight("table", [3, 6]), classes)), 1)
+
+    with tf1.variable_scope("generator"):
+        made = tf.matmul(real[:, ::-1], weight("kernel", [4, 4]))
+    return critic(real), critic(made), [real, classes], [X, CLASSES]
+
+
+def recurrent():
+    """A GAN of series, whose networks read their weights in loops."""
+    real, noise = tf1.placeholder(tf.float32, [None, TIME, 2]), tf1.placeholder(tf.float32, [None, TIME, 3])
+
+    def states_of(x, width):
+        inputs, own = weight("inputs", [width, 4]), weight("own", [4, 4])
+        step = lambda state, one: tf.tanh(tf.matmul(one, inputs) + tf.matmul(state, own))
+        states = tf.scan(step, tf.transpose(x, [1, 0, 2]), tf.zeros([tf.shape(x)[0], 4]))
+        return tf.transpose(states, [1, 0, 2])
+
+    def critic(x):
+        with tf1.variable_scope("critic", reuse=tf1.AUTO_REUSE):
+            return tf.tensordot(states_of(x, 2), weight("last", [4, 1]), 1)
+
+    with tf1.variable_scope("generator"):
+        made = tf.tensordot(states_of(noise, 3), weight("made", [4, 2]), 1)
+    made.set_shape([None, TIME, 2])
+    return critic(real), critic(made), [real, noise], [SERIES, NOISE]
+
+
+def took_turns(program, size, in_one_run=True):
+    """Train both networks, the second after the first has moved."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=True):
+            real, made, batch, data = program()
+        losses = [tf.reduce_mean(tf.nn.softplus(made) + tf.nn.softplus(-real)), tf.reduce_mean(tf.nn.softplus(-made))]
+        if size is not None:
+            losses = accum.compat.v1.split_batch(losses, batch, size)
+        ops = []
+        for loss, scope in zip(losses, ("critic", "generator")):
+            with tf.control_dependencies(ops if in_one_run else []):
+                variables = tf1.trainable_variables(scope)
+                ops.append(tf1.train.AdamOptimizer(0.05, epsilon=0.01).minimize(loss, var_list=variables))
+        session.run(tf1.global_variables_initializer())
+        logs = []
+        for one in zip(*data):
+            for fetched in [ops] if in_one_run else ops:
+                logs.append(session.run([fetched, losses], dict(zip(batch, one)))[1][0])
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.parametrize("program", [conditional, recurrent])
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_the_gradient_of_a_second_loss_is_that_of_the_variables_before_the_first_step(program):
+    with silent():
+        ours = took_turns(program, 5)
+    assert_same(ours, took_turns(program, None))
+
+
+@pytest.mark.usefixtures("control_flow_of_tf_2")
+def test_loops_of_tf_2_that_read_variables_again_are_named():
+    with warned("Train each loss in a run of its own") as said:
+        ours = took_turns(recurrent, 5, in_one_run=False)
+    assert len(said) == 1 and "critic/inputs" in said[0]
+    assert_same(ours, took_turns(recurrent, None, in_one_run=False))
