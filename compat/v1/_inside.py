@@ -352,6 +352,7 @@ class Inside:
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
             wrong |= {op for op in candidates if self._hands_list_on(op, candidates)}
+            wrong |= {op for op in candidates if self._takes_length(op, candidates)}
             for ops in frames:  # loops and conditionals are inside as a whole, or not at all
                 if any(op not in candidates or op in wrong for op in ops):
                     wrong.update(op for op in ops if op in candidates)
@@ -474,6 +475,17 @@ class Inside:
         unclear = [one for one in op.outputs if analysis.holds_rows(one.name) and analysis.layout(one.name) is None]
         lists = [tensor for tensor in op.outputs if analysis.is_list(tensor.name)] + unclear
         return any(user not in candidates and user in self.depending for one in lists for user in one.consumers())
+
+    def _takes_length(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
+        """Whether an operation takes a number of examples for a length that is that of the whole batch, not of a part."""
+        verdict = self.analysis.verdict(op.name)
+        is_size = verdict is not None and verdict.kind == "size"
+        for index, tensor in enumerate(op.inputs):
+            is_outside = tensor.op not in candidates and tensor.op not in self._lengths and tensor.name not in self.fed
+            if is_outside and self.analysis.is_count(tensor.name):
+                if is_size or self.analysis.shapes_only(op.name, index):
+                    return True
+        return False
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
         """Whether a tensor is inside, or is known before: one that the whole batch and each micro-batch share.

@@ -117,6 +117,19 @@ def scaled_by_the_batch(images, labels, training):
     return tf.reduce_mean(error**2) + 0.1 * tf.reduce_mean(tf.abs(ranked))
 
 
+def pushed(images, labels, training):
+    """A loss of data that the gradient of another loss has moved, as in virtual adversarial training."""
+
+    def network(x):
+        with tf1.variable_scope("network", reuse=tf1.AUTO_REUSE):
+            return dense(tf.tanh(dense(x, "first", 6)), "last", 2)
+
+    x = tf.reshape(images, [-1, 90])
+    other = tf.reduce_mean(tf.reduce_sum(tf.nn.softmax(network(x)) * network(1.1 * x), 1))
+    push = tf.stop_gradient(tf.gradients(other, x)[0])
+    return tf.reduce_mean((network(x + 20.0 * push) - labels) ** 2)
+
+
 def trained(program, size=None, steps=3):
     """Return ({variable: value}, losses) after steps on whole batches, or on these in micro-batches."""
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -147,7 +160,7 @@ def assert_same(one, other):
 
 
 PROGRAMS = [images_to_text, images_to_text_in_training, weighed_by_others, weighed_in_a_function]
-PROGRAMS += [met_twice, scaled_by_the_batch]
+PROGRAMS += [met_twice, scaled_by_the_batch, pushed]
 
 
 @pytest.mark.law("L19", "L21")
