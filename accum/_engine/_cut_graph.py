@@ -292,7 +292,7 @@ class CutGraph:
     def watching_reads(self) -> Callable[[], None]:
         """Return a function to call before the gradient is computed, for which some variables are read anew.
 
-        They are tables, and those that are read in loops and branches. It raises if one may have changed until then.
+        They are looked up by rows, or read in loops and branches. It raises if one may have changed until then.
         """
         read = {key for phase in self.forward + self.backward + self.wholes for key in phase.feeds}
         outside = [handle for key, handle in self.leveled.captures.items() if key in read]

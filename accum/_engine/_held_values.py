@@ -3,7 +3,7 @@
 What is copied is computed twice, for the rows and for their gradient. In between, the run may change the variable.
 """
 
-from typing import Any, Dict, Set
+from typing import Any, Dict, List, Set
 
 from accum import _tf
 from accum._tf import tf
@@ -13,24 +13,36 @@ Key = str
 HANDS_ON = ("Enter", "Identity", "Switch")
 """Types of operations that hand a variable on, into a loop or branch of TensorFlow 1."""
 
-ON_VALUES = {"ReadVariableOp": "Identity", "ResourceGather": "Gather", "VariableShape": "Shape"}
+ON_VALUES = {
+    "ReadVariableOp": "Identity",
+    "ResourceGather": "Gather",
+    "ResourceGatherNd": "GatherNd",
+    "VariableShape": "Shape",
+}
 """What computes the same of the value of a variable."""
 
-_DTYPES = {"Gather": "Tparams"}
-_OTHERS = {"Gather": ["validate_indices", "Tindices"], "Shape": ["out_type"]}
+_DTYPES = {"Gather": "Tparams", "GatherNd": "Tparams"}
+_OTHERS = {"Gather": ["validate_indices", "Tindices"], "GatherNd": ["Tindices"], "Shape": ["out_type"]}
 
 
 class HeldValues:
     """The values that copies take.
 
     Args:
-      changed: the operations that make the variables which something in the graph changes in a run.
-      holds_handles: whether those of all resource variables are held, because something may yet change them.
+      changed: the operations that create those variables that a run changes.
+      holds_handles: whether the values of all resource variables are held, because something may yet change them.
     """
 
     def __init__(self, changed: Set[tf.Operation], holds_handles: bool) -> None:
         self._changed, self._holds_handles = changed, holds_handles
         self._values: Dict[Key, tf.Tensor] = {}
+        self._awaited: List[tf.Operation] = []
+
+    def wait_for(self, op: tf.Operation) -> None:
+        """Let the values be read once an operation is done, for which the program waits before it reads them."""
+        self._awaited.append(op)
+        for value in self._values.values():
+            _tf.graphs.add_control_input(value.op, op)
 
     def is_changed(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is the handle of a variable that is changed, or reads one by its ref."""
@@ -49,6 +61,8 @@ class HeldValues:
                 is_handle = tensor.dtype == tf.resource
                 # What reads a ref shares the memory of the variable.
                 value = _tf.graph_parts.value_of(tensor) if is_handle else tf.raw_ops.DeepCopy(x=tensor)
+            for op in self._awaited:
+                _tf.graphs.add_control_input(value.op, op)
             self._values[tensor.name] = value
         return self._values[tensor.name]
 
@@ -57,7 +71,7 @@ NOTHING = HeldValues(set(), holds_handles=False)
 
 
 def takes_values(op: tf.Operation) -> bool:
-    """Whether an operation takes nothing of a variable but its value, nor does what it hands the variable on to."""
+    """Whether an operation takes only the value of a variable, and so does whatever it hands the variable on to."""
     if not any(one.dtype == tf.resource for one in op.inputs):
         return True
     if op.type in HANDS_ON:

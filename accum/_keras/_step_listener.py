@@ -69,7 +69,7 @@ class StepListener:
     def end_cycle(self) -> None:
         """See that something other than a batch has ended an unfinished cycle: `flush` or `reset`.
 
-        What `on_update` has seen of a `flush` after the last batch of an epoch is logged with the next batch.
+        If a `flush` follows the last batch of an epoch, what `on_update` saw then is logged with the next batch.
         """
 
     def stop(self) -> None:

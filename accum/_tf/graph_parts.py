@@ -462,13 +462,21 @@ def read_handle(handle: Any, dtype: tf.DType) -> tf.Tensor:
 def change_from_now(handles: Sequence[Any]) -> Callable[[], bool]:
     """Return a function that tells whether one of some variables may have changed since this call, given their handles.
 
-    In a graph, their operations are looked at; eagerly, all values are compared.
+    In a graph, what takes them is looked at, also of tables of words; eagerly, all values of variables are compared.
     """
-    if not tf.executing_eagerly():
-        graph, ids = tf.compat.v1.get_default_graph(), set(map(id, handles))
-        done = len(graph.get_operations())
-        return lambda: not ids.isdisjoint(map(id, more_than_read(graph.get_operations()[done:])))
     specs = [(handle, spec_of_variable(handle)) for handle in handles]
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        variables = {id(handle) for handle, spec in specs if spec is not None}
+        tables = {id(handle) for handle, spec in specs if spec is None}  # TensorFlow does not say what only reads them
+        done = len(graph.get_operations())
+
+        def may_have_changed() -> bool:
+            ops = graph.get_operations()[done:]
+            has_changed = not variables.isdisjoint(map(id, more_than_read(ops)))
+            return has_changed or not tables.isdisjoint(assigned_handles(graph, ops))
+
+        return may_have_changed
     before = [(handle, read_handle(handle, spec.dtype)) for handle, spec in specs if spec is not None]
 
     def has_changed(handle: Any, value: tf.Tensor) -> bool:

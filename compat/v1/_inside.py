@@ -63,8 +63,8 @@ class Inside:
       before_outputs: the operations from which these are computed.
       trusted: unknown operations before `outputs`, which are taken to keep examples apart.
       steps: names of optimizers' operations that are computed from the batch.
-      held: the values of variables that the run may change, before it does: of those that something beside optimizers
-        changes, and of all with a handle if there are several losses, by which optimizers take turns.
+      held: the values of variables that the run may change, as they are before that: of variables that something other
+        than an optimizer changes; with several losses, of all that have handles, since optimizers then take turns.
       constant: an operation that takes a constant number of examples, or None.
       reason: a sentence that says why a constant number of examples could not be opened, or "".
       analysis: where the examples lie in each tensor.
@@ -477,14 +477,14 @@ class Inside:
         return any(user not in candidates and user in self.depending for one in lists for user in one.consumers())
 
     def _takes_length(self, op: tf.Operation, candidates: Set[tf.Operation]) -> bool:
-        """Whether an operation takes a number of examples for a length that is that of the whole batch, not of a part."""
+        """Whether an operation takes a number of examples for a length, and gets that of the whole batch."""
         verdict = self.analysis.verdict(op.name)
         is_size = verdict is not None and verdict.kind == "size"
         for index, tensor in enumerate(op.inputs):
             is_outside = tensor.op not in candidates and tensor.op not in self._lengths and tensor.name not in self.fed
-            if is_outside and self.analysis.is_count(tensor.name):
-                if is_size or self.analysis.shapes_only(op.name, index):
-                    return True
+            is_length = is_size or self.analysis.shapes_only(op.name, index)
+            if is_outside and is_length and self.analysis.is_count(tensor.name):
+                return True
         return False
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:

@@ -3,6 +3,7 @@
 from typing import Container, Sequence, Set
 
 from accum import _check, _tf
+from accum._engine._held_values import takes_values
 from accum._tf import tf
 from accum.compat.v1._inside import Inside
 
@@ -53,14 +54,14 @@ def warn_of_turns(parts: Sequence[Inside]) -> None:
     read: Set[str] = set()
     for inside in parts:
         for op in inside.ops:
-            if op.type in _tf.graph_parts.CALLS:
+            if not takes_values(op):
                 read.update(one.op.name for one in op.inputs if inside.held.holds(one))
     if read:
         _check.warn(
-            "Loops and branches of TensorFlow 2 read variables again for the gradient: if one run trains several "
-            "losses in turn, that of a later loss may see what an earlier one has updated. Train each loss in a run of "
-            "its own, or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built. Received: "
-            f"{_check.shown(sorted(read))}. [accum: split-batch]",
+            "Loops, branches and functions of TensorFlow 2 read variables again for the gradient: if one run trains "
+            "several losses in turn, the gradient of a later loss may see what an earlier one has updated. Train each "
+            "loss in a run of its own, or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built. "
+            f"Received: {_check.shown(sorted(read))}. [accum: split-batch]",
             _check.InexactWarning,
         )
 

@@ -428,6 +428,7 @@ def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
         before = set(_tf.op_walks.ancestors([op], with_control=True))
         if not any(other.name.startswith(scope) for other in before):
             _tf.graphs.add_control_input(run.total.op, op)  # so that the loops wait, too
+            inside.held.wait_for(op)
         elif not outlets & before:
             for outlet in outlets:
                 _tf.graphs.add_control_input(outlet, op)

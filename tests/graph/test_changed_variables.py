@@ -1,5 +1,7 @@
 """Variables that the run changes between the rows of `split_batch` and their gradient, for which both see the same."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -131,6 +133,31 @@ def recurrent():
     return critic(real), critic(made), [real, noise], [SERIES, NOISE]
 
 
+def slowly(value):
+    """Return a value that is computed late, so that what does not wait for it comes before."""
+
+    def sleep(array):
+        time.sleep(0.2)
+        return array
+
+    later = tf1.py_func(sleep, [value], value.dtype)
+    later.set_shape(value.shape)
+    return later
+
+
+def looked_up_late():
+    """A GAN whose vectors are normalised before they are looked up."""
+    real, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+    with tf1.variable_scope("critic"):
+        table = weight("table", [3, 4])
+        with tf.control_dependencies([table.assign(slowly(tf.nn.l2_normalize(table, 1)))]):
+            vectors = tf.nn.embedding_lookup(table, classes)
+        critic = tf.tanh(tf.matmul(real, weight("kernel", [4, 4])) * vectors)
+    with tf1.variable_scope("generator"):
+        made = tf.tanh(tf.matmul(real[:, ::-1], weight("kernel", [4, 4])) * vectors)
+    return tf.reduce_sum(critic, 1), tf.reduce_sum(made, 1), [real, classes], [X, CLASSES]
+
+
 def took_turns(program, size, in_one_run=True):
     """Train both networks, the second after the first has moved."""
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -152,7 +179,7 @@ def took_turns(program, size, in_one_run=True):
         return session.run({var.name: var for var in tf1.global_variables()}), logs
 
 
-@pytest.mark.parametrize("program", [conditional, recurrent])
+@pytest.mark.parametrize("program", [conditional, recurrent, looked_up_late])
 @pytest.mark.usefixtures("control_flow_of_tf_1")
 def test_the_gradient_of_a_second_loss_is_that_of_the_variables_before_the_first_step(program):
     with silent():

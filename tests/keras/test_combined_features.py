@@ -341,6 +341,40 @@ def test_the_result_of_a_metric_may_be_a_variable(run_eagerly):
     np.testing.assert_allclose(history["own"], [Y.sum()], rtol=1e-5)
 
 
+class EvaluatesBatches(tf.keras.Model):
+    """Evaluates by the largest output of the batch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.largest = tf.keras.metrics.Sum(name="largest")
+
+    @property
+    def metrics(self):
+        return [self.largest]
+
+    def test_step(self, data):
+        self.largest.update_state(tf.reduce_max(self(data[0])))
+        return {"largest": self.largest.result()}
+
+
+@pytest.mark.law("L8")
+def test_a_test_step_that_sees_the_batch_is_named_and_exact_by_default():
+    def largest(**options):
+        model = accum.GradientAccumulateModel.from_model(linear(EvaluatesBatches), accum_steps=1, **options)
+        model.compile(tf.keras.optimizers.SGD(RATE))
+        with warned("see those of a micro-batch") as said:
+            found = model.evaluate(X, Y, batch_size=10, verbose=0)
+        return float(np.ravel(found)[0]), said
+
+    plain = largest()[0]
+    given_up, (message,) = largest(micro_batch_size=2, whole_batch=())
+    assert "`EvaluatesBatches.test_step`" in message and "the test step may differ" in message
+    assert abs(given_up - plain) > 1e-2
+    ours, said = largest(micro_batch_size=2)
+    assert not said
+    np.testing.assert_allclose(ours, plain, rtol=2e-6)
+
+
 class AddsUp(LogsScore):
     """Adds up its loss, a mean over examples, or the sum over them."""
 

@@ -545,9 +545,7 @@ def test_activity_regularizers_are_split_because_they_are_means_over_the_example
 def test_what_is_given_up_differs_and_is_named(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE, whole_batch=())
     expected = trained(plain, x, loss)
-    with pytest.warns(
-        accum.InexactWarning, match=r"With `whole_batch=\(\)`, layers and losses that see several examples"
-    ):
+    with pytest.warns(accum.InexactWarning, match=r"With `whole_batch=\(\)`, whatever sees several examples"):
         assert_differ(expected, trained(split, x, loss))
 
 

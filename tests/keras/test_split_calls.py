@@ -587,6 +587,22 @@ class Looking(Decoding):
     network = Counted
 
 
+class LookingTwice(Steps):
+    """Calls a network with a table twice before its gradient."""
+
+    def make(self):
+        self.network = Counted()
+        self.network(X[:2])
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            outputs = self.network(data, training=True) + self.network(data[:, ::-1], training=True)
+            loss = tf.reduce_mean(outputs**2)
+        self.update(self.first, tape, loss, self.network.trainable_variables)
+        return {"loss": loss}
+
+
 class GradientNoise(Penalty):
     """A network that adds noise to its gradient, and checks its numbers."""
 
@@ -1151,6 +1167,13 @@ def test_a_network_that_needs_numbers_is_computed_at_once():
     expected, logs = plain(LooksAtNumbers)
     with pytest.warns(UserWarning, match="is computed for the whole batch at once"):
         weights, own_logs = trained(LooksAtNumbers, micro_batch_size=6, run_eagerly=True)
+    assert_same(weights, expected)
+    assert_same(own_logs["loss"], logs["loss"])
+
+
+def test_a_network_with_a_table_may_be_called_twice():
+    expected, logs = plain(LookingTwice)
+    weights, own_logs = trained(LookingTwice, micro_batch_size=6, whole_batch="all")
     assert_same(weights, expected)
     assert_same(own_logs["loss"], logs["loss"])
 

@@ -155,7 +155,7 @@ class ModelAccumulation:
           is_split: whether the batch is split, unlike under "auto" as long as it fits.
         """
         is_given_up = not self.whole_batch and not self.is_exact_by_default and is_split
-        if not (self.is_exact_by_default or (is_given_up and name == "train_step")):
+        if not (self.is_exact_by_default or is_given_up):
             return
         key = name, kind_of(model, data)
         may_change = self.is_exact_by_default and model.run_eagerly  # Python may compute something else for each batch
@@ -164,22 +164,27 @@ class ModelAccumulation:
             self._sees_batch[key] = what_sees_the_batch(model, name, step, data)
         what = self._sees_batch[key]
         if is_given_up:
-            self.warn_of_parts(what)
+            self.warn_of_parts(name, what)
             return
         self.whole_batch = () if what is None else ("batch_norm",)
         group = None if _tf.batch_norm.batch_norms_over_replicas(model) else 1
         self.replicas_per_group = {"batch_norm": group, "loss": 1}
 
-    def warn_of_parts(self, what: Optional[str]) -> None:
-        """Warn once of what would see several examples of a batch and sees those of a micro-batch, given in words."""
-        if what is None or not self.is_first_time("parts of a batch"):
+    def warn_of_parts(self, name: str, what: Optional[str]) -> None:
+        """Warn once of what would see several examples of a batch and sees those of a micro-batch.
+
+        Args:
+          name: "train_step", "test_step" or "predict_step".
+          what: it in words, or None for nothing.
+        """
+        if what is None or not self.is_first_time(f"parts of a batch in {name}"):
             return
         option, remedy = "whole_batch=()", "leave out `whole_batch`"
         if self.size.tokens is not None:
-            option, remedy = "micro_batch_tokens", "pass `micro_batch_size` in place of it"
+            option, remedy = "micro_batch_tokens", "pass `micro_batch_size` in place of `micro_batch_tokens`"
         _check.warn(
-            f"With `{option}`, layers and losses that see several examples at once, and train steps of your own, see "
-            f"those of a micro-batch, so the step may differ from that of the full batch: {remedy}. "
+            f"With `{option}`, whatever sees several examples at once, and methods of your own, see those of a "
+            f"micro-batch, so the {name.replace('_', ' ')} may differ from that of the full batch: {remedy}. "
             f"Received: {what}. [accum: whole-batch-off]",
             _check.InexactWarning,
         )

@@ -105,9 +105,9 @@ class ModelSteps(UserSteps):
     def _step(self, name: str, data: Data) -> Union["PlainStep", SplitStep]:
         size = self.model._accum.size
         if size.tokens is not None:
-            if name == "train_step":
-                own = methods_of_user(self.model, name, self.of_class_or_user(name))
-                self.model._accum.warn_of_parts(", ".join(own) or None)
+            own = methods_of_user(self.model, name, self.of_class_or_user(name))
+            metrics = [repr(one.name) for one in _tf.steps.metrics_of_layers(self.model)]
+            self.model._accum.warn_of_parts(name, ", ".join(own + metrics) or None)
             return TokenStep(self, size.tokens, self.model._accum.options.arguments["sequence_lengths"])
         return self.for_size(size.fixed, name, data)
 

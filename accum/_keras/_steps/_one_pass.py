@@ -201,7 +201,7 @@ class _Call:
         self._weights = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(weights) if leaf is not None]
         self._ranks: List[Optional[int]] = []  # of losses
         self._is_dict = isinstance(y, dict)
-        self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = False
+        self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = self._is_paired = False
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
@@ -261,8 +261,8 @@ class _Call:
         self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
         self._lacks_axes = bool(self._compiled) and any(one.shape.rank in (None, 0, 1) for one in flat)
         # A dict of targets is sorted by names, a list of outputs is not.
-        is_paired = isinstance(outputs, dict) or not self._is_dict
-        self._may_broadcast = not _are_alike(self._targets, flat, is_paired)
+        self._is_paired = isinstance(outputs, dict) or not self._is_dict
+        self._may_broadcast = not _are_alike(self._targets, flat, self._is_paired)
         self._rows = [tf.identity(one) for one in flat]
         self._ranks = [None if one.shape.rank is None else one.shape.rank - 1 for one in flat]
         for function in self._functions:
@@ -276,7 +276,7 @@ class _Call:
         return self._rows + self._others
 
     def _fit_weights(self) -> bool:
-        """Whether weights have the axes of losses, but for one that Keras adds or takes away: others broadcast."""
+        """Whether weights have the axes of losses, but for one that Keras adds or removes: others would broadcast."""
 
         def fits(rank: Optional[int], weights: tf.TensorShape) -> bool:
             if rank is None or weights.rank is None:
@@ -284,7 +284,9 @@ class _Call:
             missing = rank - weights.rank
             return 0 <= missing <= _tf.losses.AXES_ADDED_TO_WEIGHTS or (missing == -1 and weights[-1] == 1)
 
-        return all(itertools.starmap(fits, itertools.product(self._ranks, self._weights)))
+        is_paired = self._is_paired and len(self._ranks) == len(self._weights)
+        pairs = zip(self._ranks, self._weights) if is_paired else itertools.product(self._ranks, self._weights)
+        return all(itertools.starmap(fits, pairs))
 
     def _assigns(self, graph: tf.Graph) -> bool:
         """Whether the call changes a variable other than the seeds of Keras' random numbers."""
