@@ -422,7 +422,7 @@ class Inside:
         verdict = self.analysis.verdict(op.name)
         if any(one.name in self.fed for one in op.outputs):
             return False
-        if any(map(self.held.is_changed, op.inputs)) and (barriers or not takes_values(op)):
+        if op not in barriers and any(map(self.held.is_changed, op.inputs)) and (barriers or not takes_values(op)):
             return False  # it would read again what the run has changed; segments hold no values
         if op in self.trusted:
             return not _tf.graphs.has_own_gradient(op)

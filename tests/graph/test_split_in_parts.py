@@ -166,7 +166,8 @@ PROGRAMS += [met_twice, scaled_by_the_batch, pushed]
 @pytest.mark.law("L19", "L21")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_behind_a_meeting_of_examples_is_the_full_batch_s(program, control_flow):
-    with silent():
+    # Older TensorFlows make the gradient in `pushed` of operations without a rule, of which a warning tells.
+    with warned() if program is pushed else silent():
         ours = trained(program, SIZE)
     assert_same(ours, trained(program))
 
