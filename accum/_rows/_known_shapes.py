@@ -27,7 +27,7 @@ class KnownShapes:
       shapes: the `Shapes` of all nodes before the one that is asked for.
       values: {key of a tensor: its `Values`, or None}, of the same.
       numbers: the `Numbers` of the same.
-      unsure: keys of tensors of which it is not sure that they are as long as the batch.
+      unsure: keys of tensors that may only seem to be as long as the batch.
     """
 
     def __init__(

@@ -375,7 +375,7 @@ def taking_the_next(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
 def _calling(
     graph: Any, ops: Sequence[tf.Operation], is_wanted: Callable[["Library", tf.Operation], bool]
 ) -> List[str]:
-    """Return the names of those operations that call functions and of which `is_wanted` is true."""
+    """Return the names of the operations that call functions and for which `is_wanted` is true."""
     calls = [op for op in ops if functions_of(op.node_def)]
     library = Library(graph, graph.as_graph_def()) if calls else None
     return [op.name for op in calls if library is not None and is_wanted(library, op)]

@@ -166,7 +166,7 @@ PROGRAMS += [met_twice, scaled_by_the_batch, pushed]
 @pytest.mark.law("L19", "L21")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_behind_a_meeting_of_examples_is_the_full_batch_s(program, control_flow):
-    # Older TensorFlows make the gradient in `pushed` of operations without a rule, of which a warning tells.
+    # In older TensorFlows, the gradient in `pushed` has operations without a rule, and a warning says so.
     with warned() if program is pushed else silent():
         ours = trained(program, SIZE)
     assert_same(ours, trained(program))

@@ -194,9 +194,8 @@ class StepRecorder(StepListener):
             sums = norms_of_micro_batch(grads, weight, examples)
             if weight is None:
                 sums = sums._replace(divisor=1.0 / _replicas.count())
-        factor = float(_replicas.count()) / _tf.optimizers.loss_scale_of(
-            self._optimizer.optimizer
-        )  # Keras divides each replica's loss
+        scale = _tf.optimizers.loss_scale_of(self._optimizer.optimizer)
+        factor = float(_replicas.count()) / scale  # Keras divides each replica's loss
         if is_reduced and _replicas.count() > 1:
             factor = float("nan")  # each replica has the same gradient, of all of their examples
         vector = as_vector(sums._replace(squares=sums.squares * factor**2, examples=examples))
