@@ -3,7 +3,7 @@
 What is copied is computed twice, for the rows and for their gradient. In between, the run may change the variable.
 """
 
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Optional, Set
 
 from accum import _tf
 from accum._tf import tf
@@ -31,12 +31,16 @@ class HeldValues:
     Args:
       changed: the operations that create those variables that a run changes.
       holds_handles: whether the values of all resource variables are held, because something may yet change them.
+
+    Attributes:
+      holds_handles: as passed.
     """
 
     def __init__(self, changed: Set[tf.Operation], holds_handles: bool) -> None:
-        self._changed, self._holds_handles = changed, holds_handles
+        self._changed, self.holds_handles = set(changed), holds_handles
         self._values: Dict[Key, tf.Tensor] = {}
         self._awaited: List[tf.Operation] = []
+        self._waiting: List[tf.Operation] = []
 
     def wait_for(self, op: tf.Operation) -> None:
         """Let the values be read once an operation is done, for which the program waits before it reads them."""
@@ -44,14 +48,29 @@ class HeldValues:
         for value in self._values.values():
             _tf.graphs.add_control_input(value.op, op)
 
+    def hold(self, variables: Set[tf.Operation], until: List[tf.Operation]) -> bool:
+        """Hold the values of more variables, which are read before some operations run. Returns whether that is new.
+
+        Args:
+          variables: the operations that create them.
+          until: operations that, in every run, may only run after that.
+        """
+        missing = variables - self._changed
+        is_new = any(not (self.holds_handles and op.type == "VarHandleOp") for op in missing)
+        self._changed |= variables
+        self._waiting += until
+        for value in self._values.values():
+            for op in until:
+                _tf.graphs.add_control_input(op, value.op)
+        return is_new
+
     def is_changed(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is the handle of a variable that is changed, or reads one by its ref."""
-        source = tensor.op.inputs[0] if tensor.op.type == "Identity" else tensor
-        return (source.dtype == tf.resource or source.dtype != source.dtype.base_dtype) and source.op in self._changed
+        return variable_read_by(tensor) in self._changed
 
     def holds(self, tensor: tf.Tensor) -> bool:
         """Whether the value of a variable is held, given its handle, or what reads it by its ref."""
-        is_held = self._holds_handles and tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp"
+        is_held = self.holds_handles and tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp"
         return is_held or self.is_changed(tensor)
 
     def value(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -63,11 +82,19 @@ class HeldValues:
                 value = _tf.graph_parts.value_of(tensor) if is_handle else tf.raw_ops.DeepCopy(x=tensor)
             for op in self._awaited:
                 _tf.graphs.add_control_input(value.op, op)
+            for op in self._waiting:
+                _tf.graphs.add_control_input(op, value.op)
             self._values[tensor.name] = value
         return self._values[tensor.name]
 
 
 NOTHING = HeldValues(set(), holds_handles=False)
+
+
+def variable_read_by(tensor: tf.Tensor) -> Optional[tf.Operation]:
+    """Return what creates the variable whose handle a tensor is, or which it reads by its ref; None: it is another."""
+    source = tensor.op.inputs[0] if tensor.op.type == "Identity" else tensor
+    return source.op if source.dtype == tf.resource or source.dtype != source.dtype.base_dtype else None
 
 
 def takes_values(op: tf.Operation) -> bool:

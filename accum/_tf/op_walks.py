@@ -145,12 +145,12 @@ def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     return reached
 
 
-def users_of(graph: tf.Graph) -> Dict[tf.Operation, List[tf.Operation]]:
-    """Return {operation: those that take its tensors}."""
+def users_of(graph: tf.Graph, with_control: bool = False) -> Dict[tf.Operation, List[tf.Operation]]:
+    """Return {operation: those that take its tensors}, and with `with_control` those that wait for it."""
     users: Dict[tf.Operation, List[tf.Operation]] = {}
     for op in graph.get_operations():
-        for tensor in op.inputs:
-            users.setdefault(tensor.op, []).append(op)
+        for source in sources_of(op, with_control):
+            users.setdefault(source, []).append(op)
     return users
 
 

@@ -17,6 +17,7 @@ from accum._tf import Gradient, tf
 from accum.compat.v1._batch_in_run import BatchInRun
 from accum.compat.v1._frontier import Edge, repoint
 from accum.compat.v1._inside import Inside, is_random
+from accum.compat.v1._later_changes import later_changes, read_again, warn_of_reading_again
 from accum.compat.v1._micro_batch_loop import Added, Joined, Slices, fetches_of
 from accum.compat.v1._shortfall import require_shapes
 
@@ -84,6 +85,9 @@ class LinkedRows:
         self.checks: List[tf.Operation] = []
         self._inlets: Dict[Key, Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
+        self._changing: Set[tf.Operation] = set()  # operations that change variables, and that have had a look
+        self._grads: List[tf.Operation] = []  # which compute the gradients so far
+        self._warned_of: Set[tf.Operation] = set()  # variables
 
     def _part(self, fetches: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor] = ()) -> Part:
         """Return what computes tensors from the batch, and from gradients by rows."""
@@ -198,6 +202,7 @@ class LinkedRows:
     def _of_segments(self, upstream: Sequence[Optional[tf.Tensor]], gradients: Gradients) -> List[Optional[Gradient]]:
         """Return the gradients by all sources, of rows that were computed in segments."""
         rows = [self.joined[tensor.name] for tensor in self._frontier]
+        self._hold_what_changes()
         filled = [
             tf.zeros_like(one) if grad is None else tf.convert_to_tensor(grad) for one, grad in zip(rows, upstream)
         ]
@@ -215,7 +220,7 @@ class LinkedRows:
             else:
                 grad = divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
                 grads.append(None if grad is None else _final(grad, checks=self.checks))
-        return grads
+        return self._taken_down(grads)
 
     def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Return joined rows by an operation whose input can be replaced later, and which hides the loop.
@@ -238,10 +243,11 @@ class LinkedRows:
             for tensor, grad in zip(group, upstream)
             if grad is not None and not _is_zeros(grad)
         ]
+        has_changes = self._hold_what_changes()
         template = self._template([tensor for tensor, _ in live], sources)
         if template.part is None:
             return [None for _ in sources]
-        is_apart = self._is_once or sources is not self._weights
+        is_apart = self._is_once or sources is not self._weights or has_changes
         own = None if is_apart else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
         grads = [grad for _, grad in live] if own is None else own
         fed = {
@@ -256,7 +262,52 @@ class LinkedRows:
                 sums = iter(self._at_once(template, combined, fed))
         # TensorFlow finds them by what is computed from these, but not the loop, which it can't differentiate again.
         links = [_tf.graph_parts.value_of(source) for source in self.sources] + [grad for _, grad in live]
-        return [None if grad is None else _final(next(sums), links, self.checks) for grad in template.grads]
+        checks = self.checks + self._waits_for_earlier()
+        return self._taken_down(
+            [None if grad is None else _final(next(sums), links, checks) for grad in template.grads]
+        )
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What changes variables before the gradient
+
+    def _hold_what_changes(self) -> bool:
+        """Take the values that variables have before something else changes them. Returns whether something does.
+
+        Copies that read a variable by its handle read it again in each loop. An optimizer that takes an earlier
+        gradient may move these variables in the same run, and may yet have to be made.
+        """
+        read = read_again(self.forward)
+        if not read:
+            return False
+        rows = list(self.joined.values())
+        changes = later_changes(read, self._inside.received, rows, self._grads, self._changing)
+        variables = changes.variables | ({op for op in read if op.type == "VarHandleOp"} if self._grads else set())
+        if self._inside.statistics or not variables:
+            pass  # segments hold no values
+        elif self._inside.held.hold(variables, until=changes.ops + self._grads):
+            self._templates.clear()
+            if not changes.are_behind and not self._is_once:
+                self._compute_rows_again()
+        warn_of_reading_again(variables - self._warned_of, self.forward, bool(self._inside.statistics))
+        self._warned_of |= variables
+        return bool(changes.ops)
+
+    def _taken_down(self, grads: List[Optional[Gradient]]) -> List[Optional[Gradient]]:
+        """Return gradients, and remember what computes them."""
+        self._grads += [part.op for grad in grads if grad is not None for part in fetches_of(grad)]
+        return grads
+
+    def _waits_for_earlier(self) -> List[tf.Operation]:
+        """Return the earlier gradients, if they read by handles what an optimizer may move that takes this one."""
+        has_handles = any(op.type == "VarHandleOp" for op in read_again(self.forward))
+        return list(self._grads) if has_handles and not self._inside.held.holds_handles else []
+
+    def _compute_rows_again(self) -> None:
+        """Let joined rows come from copies that take the values that are held by now."""
+        rows = self._run.computed(self._part(self.images), [self._run.joining(one) for one in self.images], {})
+        rows_of = {tensor.name: one for tensor, one in zip(self.images, rows)}
+        for tensor in self._frontier:
+            repoint([self._inlets[tensor.name]], rows_of[self._inside.image_of(tensor).name])
 
     # ------------------------------------------------------------------------------------------------------------
     # Forward and backward in one loop

@@ -3,7 +3,6 @@
 from typing import Container, Sequence, Set
 
 from accum import _check, _tf
-from accum._engine._held_values import takes_values
 from accum._tf import tf
 from accum.compat.v1._inside import Inside
 
@@ -46,23 +45,6 @@ def warn_of_little(parts: Sequence[Inside]) -> None:
             f"`split_batch` computes {split} of {len(using)} operations with variables in micro-batches, and "
             f"the others from the whole batch, with the memory that this takes. {_shortfall(parts[-1])}"
             " [accum: not-split]"
-        )
-
-
-def warn_of_turns(parts: Sequence[Inside]) -> None:
-    """Warn of variables that the gradient of one loss reads again, perhaps after another loss has moved them."""
-    read: Set[str] = set()
-    for inside in parts:
-        for op in inside.ops:
-            if not takes_values(op):
-                read.update(one.op.name for one in op.inputs if inside.held.holds(one))
-    if read:
-        _check.warn(
-            "Loops, branches and functions of TensorFlow 2 read variables again for the gradient: if one run trains "
-            "several losses in turn, the gradient of a later loss may see what an earlier one has updated. Train each "
-            "loss in a run of its own, or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built. "
-            f"Received: {_check.shown(sorted(read))}. [accum: split-batch]",
-            _check.InexactWarning,
         )
 
 

@@ -46,7 +46,6 @@ from accum.compat.v1._shortfall import (
     require_gain,
     require_shapes,
     warn_of_little,
-    warn_of_turns,
 )
 
 ENOUGH, PARTS = 0.9, 3
@@ -283,7 +282,6 @@ def _joined_in_parts(inside: Inside, size: int, recompute: bool) -> Dict[Key, tf
         joined.update(more)
     if joined:
         warn_of_little(parts)
-        warn_of_turns(parts)
     return joined
 
 

@@ -193,3 +193,160 @@ def test_loops_of_tf_2_that_read_variables_again_are_named():
         ours = took_turns(recurrent, 5, in_one_run=False)
     assert len(said) == 1 and "critic/inputs" in said[0]
     assert_same(ours, took_turns(recurrent, None, in_one_run=False))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the program makes after the call
+
+
+def in_two_parts():
+    """A loss of vectors that are looked up, and of a matrix; each belongs to an optimizer of its own."""
+    x, classes = tf1.placeholder(tf.float32, [None, 4]), tf1.placeholder(tf.int32, [None])
+    with tf1.variable_scope("a"):
+        table = weight("table", [3, 6])
+    with tf1.variable_scope("b"):
+        kernel = weight("kernel", [4, 6])
+    hidden = tf.tanh(tf.matmul(x, kernel) * tf.nn.embedding_lookup(table, classes))
+    return hidden, [x, classes], [X, CLASSES]
+
+
+def descent():
+    return tf1.train.GradientDescentOptimizer(0.5)
+
+
+def minimized_in_turn(losses):
+    ops = []
+    for loss, scope in zip(losses, "ab"):
+        with tf.control_dependencies(ops):
+            ops.append(descent().minimize(loss, var_list=tf1.trainable_variables(scope)))
+    return ops
+
+
+def applied_early(losses, scopes):
+    """Make both gradients, then the optimizers: one moves the table while the gradient of the kernel is computed."""
+    ops, pairs = [], []
+    for loss, scope in zip(losses, scopes):
+        variables = tf1.trainable_variables(scope)
+        upstream = slowly(tf.ones([])) if scope == "b" else tf.ones([])
+        pairs.append(list(zip(tf.gradients(loss, variables, upstream), variables)))
+    for some in pairs:
+        ops.append(descent().apply_gradients(some))
+    return ops
+
+
+OPTIMIZERS = {
+    "in turn": minimized_in_turn,
+    "the first late": lambda losses: applied_early(losses, "ba"),
+    "the second late": lambda losses: applied_early(losses, "ab"),
+}
+
+
+def shared_loss(size, optimizers, calls=1):
+    """Train the parts of a network by optimizers of their own; with two `calls`, by losses of their own."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=True):
+            hidden, batch, data = in_two_parts()
+        losses = [tf.sqrt(tf.reduce_mean(hidden**2)), tf.sqrt(tf.reduce_mean((hidden - 1.0) ** 2))][:calls]
+        if size is not None:
+            losses = [accum.compat.v1.split_batch(loss, batch, size) for loss in losses]
+        ops = optimizers(losses * 2 if calls == 1 else losses)
+        session.run(tf1.global_variables_initializer())
+        logs = [session.run([ops, losses], dict(zip(batch, one)))[1] for one in zip(*data)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.parametrize("optimizers", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+def test_optimizers_that_share_a_loss_see_the_variables_before_the_first_step(optimizers):
+    with silent():
+        ours = shared_loss(5, optimizers)
+    assert_same(ours, shared_loss(None, optimizers))
+
+
+def test_losses_that_were_split_by_calls_of_their_own_take_turns():
+    assert_same(shared_loss(5, minimized_in_turn, calls=2), shared_loss(None, minimized_in_turn, calls=2))
+
+
+def updated_later(size, is_resource):
+    """Centres that move once the loss is there, before its gradient."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=is_resource):
+            x, hidden = features()
+            classes = tf1.placeholder(tf.int32, [None])
+            centres = weight("centres", [3, 3], trainable=False)
+        distances = hidden - tf.gather(centres, classes)
+        loss = tf.sqrt(tf.reduce_sum(distances**2))
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, [x, classes], size)
+        with tf.control_dependencies([tf1.scatter_sub(centres, classes, 0.5 * distances)]):
+            train_op = descent().minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        logs = [session.run([train_op, loss], {x: a, classes: b})[1] for a, b in zip(X, CLASSES)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.parametrize("is_resource", [False, True], ids=["ref", "resource"])
+def test_an_update_that_is_made_after_the_call_comes_after_the_rows(is_resource):
+    assert_same(updated_later(5, is_resource), updated_later(None, is_resource))
+
+
+def annealed(size):
+    """A number that is read in a loop, and moved between the loss and its gradient."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [None, TIME, 2])
+        with tf1.variable_scope("", use_resource=True):
+            kernel = weight("kernel", [2, 3])
+            factor = tf1.get_variable("factor", [], initializer=tf1.ones_initializer(), trainable=False)
+        step = lambda state, one: tf.tanh(tf.matmul(one, kernel) * factor + state)
+        states = tf.scan(step, tf.transpose(x, [1, 0, 2]), tf.zeros([tf.shape(x)[0], 3]))
+        loss = tf.sqrt(tf.reduce_mean(states**2))
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, x, size)
+        with tf.control_dependencies([loss]):
+            update = factor.assign_add(0.5)
+        with tf.control_dependencies([update]):
+            train_op = descent().minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        logs = [session.run([train_op, loss], {x: one})[1] for one in SERIES]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_a_number_that_moves_between_the_loss_and_its_gradient_is_that_of_the_loss():
+    with silent():
+        ours = annealed(5)
+    assert_same(ours, annealed(None))
+
+
+@pytest.mark.usefixtures("control_flow_of_tf_2")
+def test_a_loop_of_tf_2_that_reads_what_moves_before_the_gradient_is_named():
+    with warned("read variables again for the gradient") as said:
+        annealed(5)
+    assert len(said) == 1 and "'factor'" in said[0]
+
+
+def beside_batch_norm(size, in_one_run):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=True):
+            hidden, batch, data = in_two_parts()
+        mean, variance = tf.nn.moments(hidden, [0])
+        hidden = (hidden - mean) / tf.sqrt(variance + 0.1)
+        losses = [tf.reduce_mean(tf.tanh(hidden) ** 2), tf.reduce_mean((tf.tanh(hidden) - 1.0) ** 2)]
+        if size is not None:
+            losses = accum.compat.v1.split_batch(losses, batch, size)
+        ops = []
+        for loss, scope in zip(losses, "ab"):
+            with tf.control_dependencies(ops if in_one_run else []):
+                ops.append(descent().minimize(loss, var_list=tf1.trainable_variables(scope)))
+        session.run(tf1.global_variables_initializer())
+        logs = []
+        for one in zip(*data):
+            for fetched in [ops] if in_one_run else ops:
+                logs.append(session.run([fetched, losses], dict(zip(batch, one)))[1][0])
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+def test_vectors_beside_batch_normalisation_that_another_optimizer_moves_are_named():
+    with warned("Layers beside batch normalisation read variables again") as said:
+        ours = beside_batch_norm(5, in_one_run=False)
+    assert len(said) == 1 and "'a/table'" in said[0]
+    assert_same(ours, beside_batch_norm(None, in_one_run=False))

@@ -1,0 +1,81 @@
+"""What a program does to variables between the rows of a batch and their gradient, which reads some of them again."""
+
+from typing import List, NamedTuple, Sequence, Set
+
+from accum import _check, _tf
+from accum._engine._held_values import takes_values, variable_read_by
+from accum._engine._part import Part
+from accum._tf import tf
+
+
+class LaterChanges(NamedTuple):
+    """Operations that change variables.
+
+    Attributes:
+      variables: the operations that create these.
+      ops: those that change them, none of which comes before the rows.
+      are_behind: whether all of them come after the rows in every run.
+    """
+
+    variables: Set[tf.Operation]
+    ops: List[tf.Operation]
+    are_behind: bool
+
+
+NO_CHANGES = LaterChanges(set(), [], are_behind=True)
+
+
+def read_again(part: Part) -> Set[tf.Operation]:
+    """Return the operations that create the variables that a part reads each time that it is computed."""
+    return {op for op in map(variable_read_by, part.boundary) if op is not None}
+
+
+def later_changes(
+    variables: Set[tf.Operation],
+    batch: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+    grads: Sequence[tf.Operation],
+    known: Set[tf.Operation],
+) -> LaterChanges:
+    """Return what changes variables after the rows of a batch have been computed, or at any time in that run.
+
+    Args:
+      variables: the operations that create the variables.
+      batch: tensors; what does not depend on them, such as an initializer, belongs to other runs.
+      rows: what has been computed from `batch`.
+      grads: operations that compute earlier gradients. What these change of ref variables is left out: plain TensorFlow
+        computes later gradients from a mixture of old and new values.
+      known: operations that need no look, because they had one; gets those that have one now.
+    """
+    graph = rows[0].graph
+    changing = [op for op in graph.get_operations() if op not in known and _tf.op_walks.changes_variable(op)]
+    changing = [op for op in changing if op.inputs[0].op in variables and not _tf.graphs.is_within_loop(op)]
+    known.update(changing)
+    starts = {op for tensor in batch for op in tensor.consumers()}
+    outlets = {tensor.op for tensor in rows}
+    if starts.union(outlets).isdisjoint(_tf.op_walks.ancestors(changing, with_control=True)):
+        return NO_CHANGES
+    users = _tf.op_walks.users_of(graph, with_control=True)
+    of_batch = _tf.op_walks.reached(starts | outlets, users)
+    before = set(_tf.op_walks.ancestors(outlets, with_control=True))
+    updates = _tf.op_walks.reached(grads, users)
+    later = [op for op in changing if op in of_batch and op not in before]
+    later = [op for op in later if op.inputs[0].dtype == tf.resource or op not in updates]
+    return LaterChanges(
+        {op.inputs[0].op for op in later}, later, _tf.op_walks.reached(outlets, users).issuperset(later)
+    )
+
+
+def warn_of_reading_again(variables: Set[tf.Operation], part: Part, is_segmented: bool) -> None:
+    """Warn of variables that a part reads again for a gradient, in operations that can't take an earlier value."""
+    reading = [op for op in part.ops if is_segmented or not takes_values(op)]
+    read = sorted({one.op.name for op in reading for one in op.inputs if variable_read_by(one) in variables})
+    if read:
+        what = "Layers beside batch normalisation" if is_segmented else "Loops, branches and functions of TensorFlow 2"
+        remedy = "" if is_segmented else ", or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built"
+        _check.warn(
+            f"{what} read variables again for the gradient: if the same run updates them before, as where several "
+            "optimizers take turns, the gradient may see the new values. Train each loss in a run of its own, and make "
+            f"other updates after the train op{remedy}. Received: {_check.shown(read)}. [accum: split-batch]",
+            _check.InexactWarning,
+        )
