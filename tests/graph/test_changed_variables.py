@@ -241,29 +241,32 @@ OPTIMIZERS = {
 }
 
 
-def shared_loss(size, optimizers, calls=1):
-    """Train the parts of a network by optimizers of their own; with two `calls`, by losses of their own."""
+def by_parts(size, optimizers, count=1, calls=1):
+    """Train the parts of a network by optimizers of their own, with one loss or, if `count` is 2, with one each."""
     with tf.Graph().as_default(), tf1.Session() as session:
         with tf1.variable_scope("", use_resource=True):
             hidden, batch, data = in_two_parts()
-        losses = [tf.sqrt(tf.reduce_mean(hidden**2)), tf.sqrt(tf.reduce_mean((hidden - 1.0) ** 2))][:calls]
-        if size is not None:
+        losses = [tf.sqrt(tf.reduce_mean(hidden**2)), tf.sqrt(tf.reduce_mean((hidden - 1.0) ** 2))][:count]
+        if size is not None and calls == 1:
+            losses = accum.compat.v1.split_batch(losses, batch, size)
+        elif size is not None:
             losses = [accum.compat.v1.split_batch(loss, batch, size) for loss in losses]
-        ops = optimizers(losses * 2 if calls == 1 else losses)
+        ops = optimizers(losses * (3 - count))
         session.run(tf1.global_variables_initializer())
         logs = [session.run([ops, losses], dict(zip(batch, one)))[1] for one in zip(*data)]
         return session.run({var.name: var for var in tf1.global_variables()}), logs
 
 
+@pytest.mark.parametrize("count", [1, 2], ids=["one loss", "two losses"])
 @pytest.mark.parametrize("optimizers", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-def test_optimizers_that_share_a_loss_see_the_variables_before_the_first_step(optimizers):
+def test_optimizers_in_one_run_see_the_variables_before_the_first_step(optimizers, count):
     with silent():
-        ours = shared_loss(5, optimizers)
-    assert_same(ours, shared_loss(None, optimizers))
+        ours = by_parts(5, optimizers, count)
+    assert_same(ours, by_parts(None, optimizers, count))
 
 
 def test_losses_that_were_split_by_calls_of_their_own_take_turns():
-    assert_same(shared_loss(5, minimized_in_turn, calls=2), shared_loss(None, minimized_in_turn, calls=2))
+    assert_same(by_parts(5, minimized_in_turn, 2, calls=2), by_parts(None, minimized_in_turn, 2))
 
 
 def updated_later(size, is_resource):
