@@ -188,7 +188,7 @@ def _planned(
     if opened.inside is not None and (plain is None or opened.inside.share() > plain.share()):
         return opened.inside
     if plain is None:
-        raise ConstantBatch(f"{failure} {opened.reason}".strip())
+        raise ConstantBatch(f"{failure} {opened.reason}".strip() + " [accum: split-batch]")
     plain.reason = opened.reason
     return plain
 
