@@ -3,10 +3,11 @@
 import difflib
 import functools
 import inspect
+import logging
 import numbers
 import sys
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
 
 import numpy as np
 
@@ -87,6 +88,26 @@ def warn(message: str, category: Type[Warning] = UserWarning) -> None:
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__", "__main__")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def rule(function: Function) -> Function:
+    """Decorate a function that reads a user's program to warn of it: an error of its own ends it, and is only logged.
+
+    Warnings that the user has made errors go on, and so do the errors of accum.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Warning:
+            raise
+        except Exception as error:
+            if "[accum: " in str(error):
+                raise
+            logging.getLogger("accum").debug("%s has failed", function.__name__, exc_info=True)
+
+    return cast(Function, guarded)
 
 
 def _is_internal(frame: Any) -> bool:

@@ -47,6 +47,7 @@ ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
 PASSES = ("Identity", "RefIdentity", "ReadVariableOp", "Merge", "RefMerge") + _tf.op_walks.ENTRANCES
 
 
+@_check.rule
 def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
     """Warn of variables that are assigned where gradients and losses are computed, or beside them, and name them.
 
@@ -89,6 +90,7 @@ def _used_by(results: Sequence[tf.Operation], ops: Sequence[tf.Operation]) -> Se
     return used
 
 
+@_check.rule
 def warn_of_repeated_changes(loss: tf.Tensor, created: Sequence[tf.Operation]) -> None:
     """Warn of variables that a function of a micro-batch changes, by those of the ops it `created` that `loss` runs."""
     own_ops = set(created)

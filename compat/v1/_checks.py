@@ -50,6 +50,7 @@ def require_inner(optimizer: Any) -> None:
         )
 
 
+@_check.rule
 def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int) -> None:
     """Warn if a user's `compute_gradients` computes something of gradients that is not linear.
 
@@ -91,6 +92,7 @@ def note_computed(listed: GradsAndVars) -> None:
     _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(names)
 
 
+@_check.rule
 def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 

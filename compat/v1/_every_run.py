@@ -90,6 +90,7 @@ class EveryRun:
         self._is_replicated = tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
 
+    @_check.rule
     def look_again(self, is_counted: bool) -> None:
         """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete.
 

@@ -97,7 +97,7 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
             kind.setdefault(tensor.name, []).append(Edge(op, index))
     for tensor in inside.losses:
         image = inside.image(tensor)
-        if image is not None and _gives_rows(inside, image):
+        if image is not None and _gives_rows(inside, image) and not inside.analysis.is_size(image.name):
             rows.setdefault(tensor.name, [])
     for key in sizes:
         for tensor in taken_by_size(inside, key)[0]:

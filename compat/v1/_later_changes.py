@@ -66,6 +66,7 @@ def later_changes(
     )
 
 
+@_check.rule
 def warn_of_reading_again(variables: Set[tf.Operation], part: Part, is_segmented: bool) -> None:
     """Warn of variables that a part reads again for a gradient, in operations that can't take an earlier value."""
     reading = [op for op in part.ops if is_segmented or not takes_values(op)]

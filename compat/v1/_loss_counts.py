@@ -30,6 +30,7 @@ SPLIT_MEANS = (
 )
 
 
+@_check.rule
 def warn_of_counts(losses_and_weights: Sequence[Tuple[tf.Tensor, Any]]) -> bool:
     """Warn of losses that add up examples, or that divide by a count that is not their weight. Returns whether it did.
 
@@ -47,6 +48,7 @@ def warn_of_counts(losses_and_weights: Sequence[Tuple[tf.Tensor, Any]]) -> bool:
     return any([_say(SUMS, sums), _say(MEANS, means)])
 
 
+@_check.rule
 def warn_of_split_counts(loss: tf.Tensor) -> None:
     """Warn of the loss of a function whose micro-batches count by their number of examples."""
     terms = _terms_of(loss)

@@ -36,6 +36,7 @@ def require_gain(inside: Inside, rows: Container[str]) -> None:
         )
 
 
+@_check.rule
 def warn_of_little(parts: Sequence[Inside]) -> None:
     """Warn if little is inside all parts of a graph that are split, one behind the other."""
     using, _ = parts[0].using()

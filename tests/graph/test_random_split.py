@@ -1,14 +1,14 @@
 """Random graphs with weights through `split_batch`: the loss and all gradients are those of the whole batch (L21)."""
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from random_graphs import OPERATIONS, build, values
+from random_graphs import OPERATIONS, build, diagonal, values
+from versions import TF_VERSION
 
 import accum.compat.v1
-
-hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import strategies as st  # noqa: E402
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.law("L21")
@@ -55,13 +55,11 @@ WEIGHTED = [
     lambda a, b, n: a + weight("bias", [a.shape.as_list()[-1]]),
     lambda a, b, n: a * weight("factor", []),
 ]
-ALL = OPERATIONS + 3 * WEIGHTED
-PRODUCT = len(OPERATIONS)
-STEPS = st.lists(
-    st.tuples(st.integers(0, len(ALL) - 1), st.integers(0, 6), st.integers(0, 6), st.integers(0, 5)),
-    min_size=5,
-    max_size=16,
-)
+# TensorFlow makes no gradient of `diag_part` if the length of the diagonal is unknown, as beside batch normalisation.
+OTHERS = [operation for operation in OPERATIONS if operation is not diagonal]
+ALL = OTHERS + 3 * WEIGHTED
+PRODUCT = len(OTHERS)
+KINDS, SIZES = ("means", "sums", "neither"), (1, 2, 4)
 
 
 def loss_of(tensors, kind):
@@ -119,34 +117,51 @@ def is_split(steps, kind, size):
     split = computed(steps, kind, size)
     if split is None:
         return False
-    assert set(split) == set(plain)
-    for name, value in plain.items():
-        atol = 2e-6 * max(1.0, float(np.abs(value).max()))
-        np.testing.assert_allclose(split[name], value, rtol=2e-5, atol=atol, err_msg=name)
+    assert set(plain) <= set(split)
+    for name, value in split.items():  # beside batch normalisation, a weight without a gradient gets zeros
+        expected = plain.get(name, np.zeros_like(value))
+        atol = 2e-6 * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=atol, err_msg=name)
     return True
 
 
-def check(count):
-    """Compare random graphs, of which enough are split."""
-    splits = []
-
-    @hypothesis.settings(
-        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
-    )
-    @hypothesis.given(STEPS, st.sampled_from(["means", "sums", "neither"]), st.sampled_from([1, 2, 4]))
-    def compare(steps, kind, size):
-        splits.append(is_split(steps, kind, size))
-
-    compare()
-    assert sum(splits) >= count // 4
+OF_A_NUMBER = [(64, 1, 0, 1), (57, 1, 3, 4), (19, 1, 1, 3), (45, 4, 2, 4), (35, 6, 2, 5), (35, 3, 0, 0), (39, 3, 2, 4)]
+OF_A_NUMBER += [(36, 0, 1, 4), (35, 0, 3, 3), (17, 4, 1, 1)]
+"""Steps of a loss that depends on the number of examples alone."""
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_loss_and_gradients_of_a_random_graph_are_those_of_the_batch():
-    check(16)
+def test_a_loss_that_is_a_number_of_the_batch_is_not_joined():
+    assert not is_split(OF_A_NUMBER, "neither", 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loss_and_gradients_of_random_graphs_are_those_of_the_batch():
+    """The same graphs everywhere, whatever draws them: some that TensorFlow 1.15 can't compute end its process."""
+    splits = []
+    for seed in range(16):
+        draw = random.Random(seed)
+        steps = [tuple(draw.randrange(end) for end in (len(ALL), 7, 7, 6)) for _ in range(draw.randint(5, 16))]
+        splits.append(is_split(steps, draw.choice(KINDS), draw.choice(SIZES)))
+    assert sum(splits) >= 4
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(TF_VERSION < (2, 0), reason="some graphs that can't be computed end the process of TensorFlow 1.15")
 def test_loss_and_gradients_of_many_random_graphs_are_those_of_the_batch():
-    check(120)
+    hypothesis = pytest.importorskip("hypothesis")
+    from hypothesis import strategies as st
+
+    numbers = [st.integers(0, end - 1) for end in (len(ALL), 7, 7, 6)]
+    steps = st.lists(st.tuples(*numbers), min_size=5, max_size=16)
+    checks = list(hypothesis.HealthCheck)
+    splits = []
+
+    @hypothesis.settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=checks)
+    @hypothesis.given(steps, st.sampled_from(KINDS), st.sampled_from(SIZES))
+    def compare(steps, kind, size):
+        splits.append(is_split(steps, kind, size))
+
+    compare()
+    assert sum(splits) >= 30

@@ -257,3 +257,19 @@ def test_what_changes_no_result_is_of_another_category():
             from_model(functional())
         with pytest.warns(UserWarning, match="No batch is split"):
             fitted(from_model(functional(), micro_batch_size=4))
+
+
+@pytest.mark.tf("2.2")
+def test_a_rule_that_fails_is_no_error_of_the_program(monkeypatch, caplog):
+    """Rules read what users write, of whatever kind that is."""
+
+    def failing(*args):
+        raise RuntimeError("on purpose")
+
+    model = from_model(tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)]), 2)
+    monkeypatch.setattr("accum._tf.losses.adds_up_examples", failing)
+    with caplog.at_level("DEBUG", "accum"):
+        model.compile("sgd", "mse")
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), batch_size=2, verbose=0)
+    assert "warn_of_inexact_loss has failed" in caplog.text
+    assert model.history.history["loss"]

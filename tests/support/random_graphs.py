@@ -33,6 +33,10 @@ def _choose(one, other, number):
     return tf1.where(one > 0, one, other) if number % 2 else tf.where(one > 0, one, tf.zeros_like(one))
 
 
+def diagonal(tensor, _, number):
+    return tf.linalg.diag(tensor) if number % 2 else tf.linalg.diag_part(tensor)
+
+
 OPERATIONS = [
     lambda a, b, n: tf.nn.relu(a),
     lambda a, b, n: tf.tanh(a) - 0.5,
@@ -77,7 +81,7 @@ OPERATIONS = [
     lambda a, b, n: tf.einsum("ij,kj->ik" if n % 2 else "ij,ik->jk", a, b),
     lambda a, b, n: tf.math.unsorted_segment_sum(a, tf.cast(tf.abs(b), tf.int32) % 3, 3),
     lambda a, b, n: tf.boolean_mask(a, tf.reshape(b, [-1]) > 0),
-    lambda a, b, n: tf.linalg.diag(a) if n % 2 else tf.linalg.diag_part(a),
+    diagonal,
     lambda a, b, n: _loop(a, n),
     lambda a, b, n: _conditional(a, n),
     lambda a, b, n: tf.function(lambda c: tf.tanh(c) + c)(a) if hasattr(tf, "function") else a,

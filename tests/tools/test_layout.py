@@ -207,3 +207,38 @@ def test_contributing_has_the_table_of_patches():
     spec.loader.exec_module(patches)
     with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as file:
         assert patches.table() in file.read()
+
+
+PRIVATE = {
+    ("_tf.steps", "model._jit_compile"): "how Keras 2 keeps `jit_compile`",
+    ("_tf.strategies", "keys._group_key"): "numbers of a strategy's collectives",
+    ("_tf.tracking", "cls._trackable_children"): "of a class of ours: what checkpoints hold",
+    ("_tf.tracking", "cls._lookup_dependency"): "of a class of ours: what checkpoints hold",
+    ("_tf.variables", "var._get_cross_replica"): "of a variable of ours: what checkpoints hold of it",
+    ("_tf.variables", "var._gather_saveables_for_checkpoint"): "of a variable of ours: what checkpoints hold of it",
+}
+"""(Module, private attribute of TensorFlow or Keras): why it is assigned to, though nothing shared is replaced."""
+
+OURS = {"again._is_at_once", "again._stored", "again._whole_values", "graph._accum_notes"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_private_attributes_of_others_are_assigned_in_one_layer():
+    found = set()
+    for name, path in MODULES.items():
+        if layer(name) in ("_tf", "_engine", "_keras", "compat") and name != "accum._tf.patches":
+            nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)]
+            texts = {text_of(node) for node in nodes if isinstance(node.ctx, ast.Store) and is_private(node.attr)}
+            found |= {(name[len("accum.") :], text) for text in texts if text.split(".")[0] not in ("self", "made")}
+    found = {one for one in found if one[1] not in OURS and not one[1].endswith("._keras_mask")}
+    assert found == set(PRIVATE)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if ".compat." in name or "._diagnosis" in name))
+def test_an_error_within_a_rule_never_reaches_the_user(name):
+    functions = [node for node in ast.walk(tree_of(MODULES[name])) if isinstance(node, ast.FunctionDef)]
+    rules = [node for node in functions if node.name.startswith("warn_of_")]
+    assert all([text_of(one) for one in node.decorator_list] == ["_check.rule"] for node in rules)

@@ -23,6 +23,7 @@ ACROSS, SUM, STEPS = "across examples", "sum", "steps"
 examples, or it divides by time steps whose number is that of the part."""
 
 
+@_check.rule
 def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed: bool) -> None:
     """Warn once of the compiled losses that have just been computed if those of parts of a batch give another update.
 
@@ -74,6 +75,7 @@ def _words(is_trimmed: bool) -> Tuple[str, str]:
     return "batch of a cycle", "larger batches and `micro_batch_size` in place of `accum_steps`"
 
 
+@_check.rule
 def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool) -> None:
     """Warn once if examples provably meet in the network whose losses have just been computed, in a traced train step.
 
@@ -93,10 +95,7 @@ def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool)
     graph = outputs[0].graph
     leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
     given = {leaf.name: _rows.Rows(0, 1) for leaf in leaves if leaf.graph is graph}
-    try:
-        found = _rows.analyse(graph, [output.op.name for output in outputs], given)
-    except Exception:  # of what can't be looked at, nothing is proven
-        return
+    found = _rows.analyse(graph, [output.op.name for output in outputs], given)
     met = [*found.meets, *found.reduces]
     if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
         parts, instead = _words(is_trimmed)

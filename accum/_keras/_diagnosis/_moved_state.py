@@ -45,6 +45,7 @@ class StateWatch:
         else:
             self._count = len(self._graph.get_operations())
 
+    @_check.rule
     def warn_of_changes(self, beside: Callable[[int], List[tf.Operation]] = lambda count: []) -> None:
         """Warn if a variable has changed, or will change, since this object was created.
 
@@ -98,6 +99,7 @@ class StateWatch:
         return [var for var in others if not _tf.variables.is_sum(var)]  # such as those of a metric of Keras
 
 
+@_check.rule
 def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
     """Warn of variables to which each micro-batch of a whole batch assigns, given their handles."""
     moved = {id(handle) for handle in handles}
@@ -190,6 +192,7 @@ _BATCH_NORMS = (
 )
 
 
+@_check.rule
 def warn_of_batch_norms(model: tf.keras.Model) -> None:
     """Warn once of the batch normalisation of Keras that has run in training."""
     own = model._accum
@@ -208,6 +211,7 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
     )
 
 
+@_check.rule
 def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
     """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
     if not model._accum.is_first_time("batch norms in prediction"):

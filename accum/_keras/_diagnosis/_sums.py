@@ -9,6 +9,7 @@ from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import tf
 
 
+@_check.rule
 def warn_of_unlike_losses(model: tf.keras.Model) -> None:
     """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
@@ -25,6 +26,7 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
         )
 
 
+@_check.rule
 def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
     """Warn once of losses that layers have just added, and Keras adds up over fewer examples than the full batch has.
 
@@ -46,6 +48,7 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
         )
 
 
+@_check.rule
 def warn_of_summed_activities(model: tf.keras.Model) -> None:
     """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
     layers = [
@@ -78,6 +81,7 @@ _MEAN_OF_SUMS = (
 )
 
 
+@_check.rule
 def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
     """Warn once of losses that are sums over examples if updates have come to take several batches after `compile`."""
     plan = model._accum.options.plan
@@ -89,6 +93,7 @@ def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.o
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
 
 
+@_check.rule
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
