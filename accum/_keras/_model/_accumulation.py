@@ -132,7 +132,8 @@ class ModelAccumulation:
     def begin_anew(self) -> None:
         """Forget what belongs to the last `compile`."""
         self.wrapped: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
-        self.forget_traces()
+        self.traces.clear()
+        self._sees_batch: Dict[Tuple[str, str], Optional[str]] = {}
         self.is_state_watched = False
         self.batch_norms_in_training: List[str] = []
         self.told_of_state: List[str] = []
@@ -140,10 +141,10 @@ class ModelAccumulation:
         self.output_shapes: Optional[List[tf.TensorShape]] = None
         self.compiles_micro_batches = False
 
-    def forget_traces(self) -> None:
-        """Forget what is known of the calls of the model and of its steps."""
-        self.traces.clear()
-        self._sees_batch: Dict[Tuple[str, str], Optional[str]] = {}
+    def forget_traces(self, step: str) -> None:
+        """Forget what is known of a step, such as "train_step", and of the calls of the model within it."""
+        self.traces.forget(step)
+        self._sees_batch = {key: what for key, what in self._sees_batch.items() if key[0] != step}
 
     def decide(self, model: tf.keras.Model, name: str, data: Data, is_split: bool) -> None:
         """Decide what the next step computes over the whole batch, unless the user has.
