@@ -126,7 +126,6 @@ class ModelAccumulation:
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
         self.gate_variables: Optional["GateVariables"] = None
-        self._warned_of: Set[str] = set()
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -138,6 +137,7 @@ class ModelAccumulation:
         self.batch_norms_in_training: List[str] = []
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
+        self._warned_of: Set[str] = set()
         self.output_shapes: Optional[List[tf.TensorShape]] = None
         self.compiles_micro_batches = False
 
@@ -250,7 +250,7 @@ class ModelAccumulation:
             )
 
     def is_first_time(self, what: str) -> bool:
-        """Whether this is the first call with `what`, for what is looked at or told once for each model."""
+        """Whether this is the first call with `what`, for what is looked at or told once for each `compile`."""
         is_first = what not in self._warned_of
         self._warned_of.add(what)
         return is_first
