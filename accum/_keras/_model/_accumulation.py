@@ -90,7 +90,7 @@ class ModelAccumulation:
       seen: optimizers that a train step has called.
       called_by_functions: those that it has called in a `tf.function` of its own.
       gate_variables: the `GateVariables` of "auto", or None.
-      probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
+      probed: the variable that counts the batches with padding since the last `compile`, as `probe` does, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
@@ -122,7 +122,6 @@ class ModelAccumulation:
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
-        self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
         self.gate_variables: Optional["GateVariables"] = None
@@ -138,6 +137,7 @@ class ModelAccumulation:
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
         self._warned_of: Set[str] = set()
+        self.probed: Optional[tf.Variable] = None
         self.output_shapes: Optional[List[tf.TensorShape]] = None
         self.compiles_micro_batches = False
 
