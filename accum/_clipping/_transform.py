@@ -1,6 +1,6 @@
 """Adaptive gradient clipping as the `transform` of an accumulating optimizer: choose variables and their layout."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS, adaptive_clip_grad, unit_axes_in
@@ -50,7 +50,7 @@ class AdaptiveClipping:
         self._unit_axes = _check.axes_by_name("unit_axes", unit_axes or {})
         self._before: Any = _check.callable_or_none("transform", _config.from_config("transform", before))
         self._models: List[tf.keras.layers.Layer] = []
-        self._has_met = False
+        self._checked: List[List[tf.keras.layers.Layer]] = []  # the models of variables whose names have been checked
         if model is not None:
             self.watch(model)
 
@@ -85,20 +85,21 @@ class AdaptiveClipping:
 
     def _check_names(self, models: "Known", variables: Sequence[tf.Variable]) -> None:
         """Raise for a name that matches nothing; without a model only warn, as the variable may have no gradient."""
-        if self._has_met:
+        owners = models.owners(variables)
+        if owners in self._checked:
             return
-        everything = models.all_names() + [name for var in variables for name in models.names(var)]
+        everything = Known(owners).all_names() + [name for var in variables for name in models.names(var)]
         names = list(self._unit_axes) + ([] if callable(self._exclude) else list(self._exclude))
         unknown = [name for name in names if not is_part(name, everything)]
         words = (
             f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
             " [accum: clipped-names]"
         )
-        if unknown and self._models:
+        if unknown and owners:
             raise ValueError(words)
         if unknown:
             _check.warn(words)
-        self._has_met = True
+        self._checked.append(owners)
 
     def __repr__(self) -> str:
         numbers = f"clip_factor={self._clip_factor!r}, eps={self._eps!r}"
@@ -145,11 +146,21 @@ class Known:
         self.by_layer: Dict[int, List[str]] = {}
         self.unit_axes: Dict[int, Tuple[int, ...]] = {}
         self.unit_axes_by_name: Dict[str, Tuple[int, ...]] = {}
-        for layer in [layer for model in models for layer in [model] + _tf.models.layers_of(model) if layer.built]:
-            for var in layer.weights:
-                self.by_layer.setdefault(_tf.variables.key_of(var), []).append(_name_in(layer, var))
-            for var, axes in unit_axes_in(layer):
-                self.unit_axes[_tf.variables.key_of(var)] = self.unit_axes_by_name[_name_in(layer, var)] = axes
+        self._keys: List[Tuple[Any, Set[int]]] = [(model, set()) for model in models]
+        for model, keys in self._keys:
+            for layer in [layer for layer in [model] + _tf.models.layers_of(model) if layer.built]:
+                for var in layer.weights:
+                    keys.add(_tf.variables.key_of(var))
+                    self.by_layer.setdefault(_tf.variables.key_of(var), []).append(_name_in(layer, var))
+                for var, axes in unit_axes_in(layer):
+                    self.unit_axes[_tf.variables.key_of(var)] = self.unit_axes_by_name[_name_in(layer, var)] = axes
+
+    def owners(self, variables: Sequence[tf.Variable]) -> List[Any]:
+        """Return the models that have all of some variables; if there are none, those that have some of them."""
+        wanted = set(map(_tf.variables.key_of, variables))
+        return [model for model, keys in self._keys if wanted <= keys] or [
+            model for model, keys in self._keys if wanted & keys
+        ]
 
     def names(self, var: tf.Variable) -> List[str]:
         """Return all names by which a variable is known."""

@@ -478,8 +478,15 @@ class Cycle:
             self._check_restored(variables)
             self._variables.number(variables)
             for var, grad in zip(variables, grads):
-                if self.accumulator_of(var) is None:
+                accumulator = self.accumulator_of(var)
+                if accumulator is None:
                     self._add_accumulator(var, grad)
+                elif isinstance(grad, tf.IndexedSlices) and accumulator.rows is None and self.plan.sparse != "dense":
+                    raise ValueError(
+                        "The gradients of a variable were dense before, so its accumulator does not tell rows apart, "
+                        "and now they are `tf.IndexedSlices`: compute those first, or pass `sparse='dense'`, with "
+                        f"which all gradients are dense. Received: {var.name}. [accum: gradients]"
+                    )
             used = [var for var in variables if self.accumulator_of(var) is not None]
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())

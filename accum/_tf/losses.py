@@ -3,6 +3,8 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
+import numpy as np
+
 from accum._tf import patches
 from accum._tf.layers import comes_with_keras
 from accum._tf.steps import when_built
@@ -132,7 +134,8 @@ def _recorded(
 
     def loss(target: Any, output: Any, weights: Any = None) -> Any:
         name = entry.name or ".".join(map(str, entry.path))
-        calls.append(LossCall(name, entry.loss, target, output, weights))
+        tensor = tf.convert_to_tensor(target) if isinstance(target, np.ndarray) else target  # of eager `train_on_batch`
+        calls.append(LossCall(name, entry.loss, tensor, output, weights))
         value = entry.loss(target, output, weights)
         return value if changed is None else changed(calls[-1], value)
 

@@ -306,3 +306,23 @@ def test_a_name_that_means_nothing_is_an_error_in_a_model_and_a_warning_without(
     for agc_exclude in ("bias", [3]):
         with pytest.raises(TypeError, match="`agc_exclude` must be a list of names"):
             accum.GradientAccumulateModel(2, inputs=inputs, outputs=outputs, agc_exclude=agc_exclude)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("is_shared", [False, True], ids=["apart", "shared"])
+def test_a_name_that_means_nothing_in_a_later_model_is_an_error_too(is_shared):
+    """One `AdaptiveClipping` for several models, such as those of folds, whose layers Keras numbers."""
+    clipping = accum.AdaptiveClipping(0.01, exclude=["first_head"])
+    hidden = layers.Dense(4)
+
+    def fit(name, shared):
+        network = tf.keras.Sequential([tf.keras.Input((3,)), shared, layers.Dense(1, name=name)])
+        model = accum.GradientAccumulateModel.from_model(network, 2, transform=clipping)
+        model.compile("sgd", "mse")
+        model.fit(np.ones((2, 3)), np.ones((2, 1)), batch_size=1, verbose=0)
+
+    fit("first_head", hidden)
+    fit("first_head", layers.Dense(4))
+    with pytest.raises(ValueError, match="found no variable named .*'first_head'.*Known names: .*second_head/kernel"):
+        fit("second_head", hidden if is_shared else layers.Dense(4))

@@ -569,6 +569,72 @@ def test_evaluation_and_prediction_are_those_of_plain_keras(program):
     np.testing.assert_allclose(*predicted, rtol=2e-5, atol=3e-6)
 
 
+class OfTemperature(Net):
+    """Its examples meet, and a Python attribute scales its outputs."""
+
+    temperature = 1.0
+
+    def call(self, inputs, training=None):
+        return away_from_mean(super().call(inputs)) / self.temperature
+
+    def test_step(self, batch):
+        x, y = batch
+        return {"loss": tf.reduce_mean((self(x, training=False) - y) ** 2)}
+
+
+class PredictsAtAnother(OfTemperature):
+    def predict_step(self, batch):
+        self.temperature = 0.25
+        outputs = self(batch[0] if isinstance(batch, tuple) else batch, training=False)
+        self.temperature = 1.0
+        return outputs
+
+
+def away_from_mean(outputs):
+    return outputs - tf.reduce_mean(outputs, axis=0, keepdims=True)
+
+
+def evaluated_and_predicted(model):
+    return model.evaluate(X, Y, batch_size=BATCH, verbose=0), model.predict(X, batch_size=BATCH, verbose=0)
+
+
+def set_before_predict(model):
+    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    model.temperature = 0.25
+    return model.predict(X, batch_size=BATCH, verbose=0)
+
+
+def made_anew(model):
+    results = [evaluated_and_predicted(model)]
+    model.temperature = 0.25
+    model.make_test_function(force=True)
+    model.make_predict_function(force=True)
+    return results + [evaluated_and_predicted(model)]
+
+
+@pytest.mark.parametrize(
+    "make, program",
+    [
+        pytest.param(PredictsAtAnother, evaluated_and_predicted, id="step"),
+        pytest.param(OfTemperature, set_before_predict, id="before"),
+        pytest.param(OfTemperature, made_anew, id="force", marks=pytest.mark.tf("2.7", because="there is no `force`")),
+    ],
+)
+def test_a_function_that_keras_makes_reads_attributes_anew(make, program):
+    """As plain Keras traces each of its functions."""
+    results = []
+    for options in ({}, {"micro_batch_size": SIZE}):
+        model = make()
+        model(X[:2])
+        model.set_weights([np.random.RandomState(1).normal(size=one.shape) for one in model.get_weights()])
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **JIT)
+        with silent():
+            results.append(tf.nest.flatten(program(model)))
+    for one, other in zip(*results):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=3e-6)
+
+
 class RowsOfAComputedTable(layers.Layer):
     def build(self, shape):
         self.table = self.add_weight(name="table", shape=(40, shape[-1]), initializer="ones")

@@ -1,5 +1,7 @@
 """`accum.InexactWarning` is the category of what may differ from the full batch, so a program can forbid it."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -210,6 +212,40 @@ def test_a_loss_that_divides_by_a_number_of_its_own_is_named_in_cycles(loss, opt
     assert ["divides by a number of its own" in line for line in said] == [True] * is_named
     apart = max(np.abs(one - other).max() for one, other in zip(*ended))
     assert (apart > 1e-4) == is_named
+
+
+def across(y, outputs):
+    logits = tf.matmul(outputs, y, transpose_b=True)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(logits)[0]), logits)
+
+
+class CountsExamples(tf.keras.metrics.Sum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(tf.ones(tf.shape(y_true)[:1]))
+
+
+@pytest.mark.tf("2.2")
+def test_what_was_named_before_another_compile_is_named_again():
+    model = from_model(functional(), micro_batch_size=2, whole_batch=())
+    for options in ({"metrics": [CountsExamples()]}, {"loss": across}):
+        with warned("whatever sees several examples", accum.InexactWarning) as said:
+            fitted(model, **options)
+            model.fit(X, Y, batch_size=4, verbose=0)
+        assert len(said) == 1
+
+
+@pytest.mark.tf("2.2")
+def test_a_loss_is_named_after_each_compile():
+    """Although the losses of those before are gone, and with them what they were known by."""
+    model = from_model(functional(), 2)
+    for _ in range(24):
+        loss = lambda y, outputs: across(y, outputs)
+        model.compile("sgd", loss, run_eagerly=True)
+        with warned(category=accum.InexactWarning) as said:
+            for _ in range(2):
+                model.train_on_batch(X, Y)
+        assert ["looks across the examples" in line for line in said] == [True]
+        gc.collect()
 
 
 @pytest.mark.tf("2.16", keras=3, because="Keras 2 has no CTC loss")

@@ -151,6 +151,61 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
     np.testing.assert_allclose(trained(True, grads), expected, rtol=0, atol=atol)
 
 
+INPUTS = np.random.RandomState(0).normal(size=(8, ROWS)).astype("float32")
+IDS = np.array([0, 1, 1, 3, 0, 3, 1, 1])
+OF_TABLE = {
+    "dense": (INPUTS, lambda table, x: tf.reduce_mean(tf.matmul(x, table) ** 2)),
+    "rows": (IDS, lambda table, ids: tf.reduce_mean(tf.nn.embedding_lookup(table, ids) ** 2)),
+}
+
+
+def in_turn_in_a_session(order, momentum, accum_steps, **options):
+    """The table, after a step of each loss of `OF_TABLE` in turn, three times."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        table = tf1.get_variable("table", initializer=np.ones((ROWS, WIDTH), "float32"), use_resource=True)
+        optimizer = tf1.train.MomentumOptimizer(0.1, momentum)
+        if accum_steps > 1:
+            optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps, **options)
+        steps = []
+        for data, loss in (OF_TABLE[kind] for kind in order):
+            fed = tf1.placeholder(data.dtype, [None] + list(data.shape[1:]))
+            steps.append((optimizer.minimize(loss(table, fed)), fed, data))
+        session.run(tf1.global_variables_initializer())
+        for train_op, fed, data in steps * 3:
+            for part in np.split(data, accum_steps):
+                session.run(train_op, {fed: part})
+        return session.run(table)
+
+
+def in_turn_eagerly(order, momentum, accum_steps, **options):
+    table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
+    optimizer = tf.keras.optimizers.SGD(0.1, momentum=momentum)
+    if accum_steps > 1:
+        optimizer = accum.GradientAccumulateOptimizer(optimizer, accum_steps, **options)
+    for data, loss in [OF_TABLE[kind] for kind in order] * 3:
+        for part in np.split(data, accum_steps):
+            with tf.GradientTape() as tape:
+                value = loss(table, tf.constant(part))
+            optimizer.apply_gradients([(tape.gradient(value, table), table)])
+    return table.numpy()
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize(
+    "in_turn",
+    [in_turn_in_a_session, pytest.param(in_turn_eagerly, marks=pytest.mark.tf("2.2"))],
+    ids=["graph", "keras"],
+)
+def test_rows_after_dense_gradients_of_a_variable_are_an_error_and_before_them_exact(in_turn):
+    with pytest.raises(
+        ValueError, match="does not tell rows apart.*pass `sparse='dense'`.*Received: .*accum: gradients"
+    ):
+        in_turn(["dense", "rows"], 0.9, accum_steps=K)
+    for order, momentum, options in ((["rows", "dense"], 0.9, {}), (["dense", "rows"], 0.0, {"sparse": "dense"})):
+        expected = in_turn(order, momentum, accum_steps=1)
+        np.testing.assert_allclose(in_turn(order, momentum, accum_steps=K, **options), expected, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L6", "L8")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", OPTIMIZERS)

@@ -786,6 +786,40 @@ def test_outputs_that_say_nothing_of_padding_are_probed_again():
         failing(LateReader, reading(), SCORES, "depend on its padding")
 
 
+class Gated(LateReader):
+    """A gate that starts at 0 hides that it reads padding, as those of ReZero and LoRA do."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.gate = layers.Dense(1), self.add_weight(name="gate", shape=(), initializer="zeros")
+
+    def call(self, inputs):
+        embedded, mask = self.embedding(inputs["input_ids"]), tf.cast(inputs["attention_mask"], tf.float32)
+        read = tf.reduce_sum(mask[..., None] * embedded, axis=1)
+        return self.head(read + self.gate * tf.reduce_mean(embedded, axis=1))
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["", "eager"])
+def test_padding_that_a_gate_hides_at_first_is_named_in_a_later_batch(run_eagerly):
+    compiling = {"run_eagerly": run_eagerly}
+    failing(Gated, reading(), SCORES, "depend on its padding", batch_size=6, compiling=compiling)
+
+
+def test_a_model_that_is_compiled_again_is_probed_again():
+    def fit(batches):
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse", **NOT_COMPILED)
+        for _ in range(batches):
+            model.fit(reading(), SCORES, batch_size=COUNT, verbose=0)
+
+    model = Gated()
+    model(reading())
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_tokens=BUDGET)
+    fit(batches=4)  # the fifth is not looked at
+    model.gate.assign(1.0)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="depend on its padding"):
+        fit(batches=1)
+
+
 @pytest.mark.slow
 def test_a_model_with_noise_in_prediction_can_not_be_checked():
     class Noisy(LateReader):

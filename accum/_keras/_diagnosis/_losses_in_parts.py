@@ -35,14 +35,13 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
     if not isinstance(container, ReportingLoss):
         return
-    key = f"losses: {id(container)}, "
     kinds = [(id(one.loss), one.output.shape.rank, _has_unknown_steps(one.output)) for one in container.calls]
     found: Dict[str, List[str]] = {}
-    for call in container.calls if model._accum.is_first_time(f"{key}{kinds}") else ():
+    for call in container.calls if model._accum.is_first_time(f"losses: {kinds}") else ():
         for way in _ways_to_differ(call):
             found.setdefault(way, []).append(name_of(call.loss) if way != STEPS else call.name)
     parts, instead = _words(is_trimmed)
-    if ACROSS in found and model._accum.is_first_time(key + ACROSS):
+    if ACROSS in found and model._accum.is_first_time("losses: " + ACROSS):
         _check.warn(
             f"A compiled loss looks across the examples of a batch, and each {parts} has only some of those of the "
             f"full batch, so the update differs: pass {instead}; or, if the loss is a mean that divides by a number of "
@@ -50,7 +49,7 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
             f"{_check.shown(found[ACROSS])}. [accum: loss-counts]",
             _check.InexactWarning,
         )
-    if SUM in found and not are_summed and model._accum.is_first_time(key + SUM):
+    if SUM in found and not are_summed and model._accum.is_first_time("losses: " + SUM):
         _check.warn(
             f"A compiled loss adds up the examples of a batch, and each {parts} has only some of those of the full "
             f"batch, so the mean of their gradients is smaller than the full batch's gradient: pass {instead}, or "
@@ -58,7 +57,7 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
             f"loss be a mean. Received: {_check.shown(found[SUM])}. [accum: sum]",
             _check.InexactWarning,
         )
-    if STEPS in found and not is_trimmed and model._accum.is_first_time(key + STEPS):
+    if STEPS in found and not is_trimmed and model._accum.is_first_time("losses: " + STEPS):
         _check.warn(
             "A loss divides by all time steps, padding included, and the batches of a cycle may be padded to different "
             "lengths, unlike the full batch: pad all to the same length, which the shapes of the data then show, or "
@@ -90,7 +89,7 @@ def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool)
     outputs = container.outputs.get(_replicas.replica_number()) if isinstance(container, ReportingLoss) else None
     if not outputs or tf.executing_eagerly() or batch_norms_of(model) or _tf.batch_norm.batch_norms_in(model):
         return
-    if not model._accum.is_first_time(f"network: {id(container)}"):
+    if not model._accum.is_first_time("network"):
         return
     graph = outputs[0].graph
     leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]

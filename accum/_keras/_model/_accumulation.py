@@ -90,7 +90,7 @@ class ModelAccumulation:
       seen: optimizers that a train step has called.
       called_by_functions: those that it has called in a `tf.function` of its own.
       gate_variables: the `GateVariables` of "auto", or None.
-      probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
+      probed: the variable that counts the batches with padding since the last `compile`, as `probe` does, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
@@ -122,28 +122,29 @@ class ModelAccumulation:
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
-        self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
         self.gate_variables: Optional["GateVariables"] = None
-        self._warned_of: Set[str] = set()
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what belongs to the last `compile`."""
         self.wrapped: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
-        self.forget_traces()
+        self.traces.clear()
+        self._sees_batch: Dict[Tuple[str, str], Optional[str]] = {}
         self.is_state_watched = False
         self.batch_norms_in_training: List[str] = []
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
+        self._warned_of: Set[str] = set()
+        self.probed: Optional[tf.Variable] = None
         self.output_shapes: Optional[List[tf.TensorShape]] = None
         self.compiles_micro_batches = False
 
-    def forget_traces(self) -> None:
-        """Forget what is known of the calls of the model and of its steps."""
-        self.traces.clear()
-        self._sees_batch: Dict[Tuple[str, str], Optional[str]] = {}
+    def forget_traces(self, step: str) -> None:
+        """Forget what is known of a step, such as "train_step", and of the calls of the model within it."""
+        self.traces.forget(step)
+        self._sees_batch = {key: what for key, what in self._sees_batch.items() if key[0] != step}
 
     def decide(self, model: tf.keras.Model, name: str, data: Data, is_split: bool) -> None:
         """Decide what the next step computes over the whole batch, unless the user has.
@@ -249,7 +250,7 @@ class ModelAccumulation:
             )
 
     def is_first_time(self, what: str) -> bool:
-        """Whether this is the first call with `what`, for what is looked at or told once for each model."""
+        """Whether this is the first call with `what`, for what is looked at or told once for each `compile`."""
         is_first = what not in self._warned_of
         self._warned_of.add(what)
         return is_first

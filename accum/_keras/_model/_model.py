@@ -531,9 +531,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if ModelOptimizers(self).take_over():
             self.train_function = None
         warn_of_summed_activities(self)
-        is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
-        if is_new:
-            self._accum.forget_traces()
+        is_new = self._makes_anew("train_function", args, kwargs)
         made = self._made_function("train_function", super().make_train_function, args, kwargs)
         if is_new and self._accum.size.splits and not self._accum.size.is_auto:
             self.train_function = with_variables_ahead(self, self.train_function)  # type: ignore[arg-type]
@@ -546,6 +544,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         made = super().make_predict_function
         return self._made_function("predict_function", made, args, kwargs)
 
+    def _makes_anew(self, name: str, args: Sequence[object], kwargs: Options) -> bool:
+        """Whether `make_train_function` and others, with such arguments, make a function that Keras traces anew."""
+        return getattr(self, name, None) is None or any(args) or any(kwargs.values())
+
     def _made_function(
         self,
         name: str,
@@ -554,9 +556,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         kwargs: Options,
     ) -> Callable[[Iterator[Data]], Nested]:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
+        is_new = self._makes_anew(name, args, kwargs)
+        if is_new:
+            self._accum.forget_traces(name.replace("function", "step"))
         if not self._accum.size.is_auto:
             return make(*args, **kwargs)
-        if getattr(self, name, None) is None or any(args) or any(kwargs.values()):
+        if is_new:
             setattr(self, name, getattr(AutoSizedSteps(self), name))
         return getattr(self, name)
 

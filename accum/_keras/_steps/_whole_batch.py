@@ -79,7 +79,15 @@ class TracedCall(NamedTuple):
 
 
 class Traces(dict):  # type: ignore[type-arg]
-    """{what a call depends on: (the layer, `TracedCall`)} of one model, which copies and pickles of it leave out."""
+    """{what a call depends on, first the step: (the layer, `TracedCall`)} of one model.
+
+    Copies and pickles of the model leave them out.
+    """
+
+    def forget(self, step: str) -> None:
+        """Forget the calls within one step, such as "test_step"."""
+        for key in [key for key in self if key[0] == step]:
+            del self[key]
 
     def __deepcopy__(self, memo: Dict[int, object]) -> "Traces":
         return Traces()
@@ -412,7 +420,7 @@ class WholeBatchCalls:
       model: a `GradientAccumulateModel`.
       size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
       weight: function that returns the weight of this replica's batch, or None for 1.
-      is_training: whether its gradient is needed.
+      step: "train_step", whose gradient is needed, "test_step" or "predict_step".
       draws: the `BatchDraws` of the step.
 
     Attributes:
@@ -425,11 +433,11 @@ class WholeBatchCalls:
         model: tf.keras.Model,
         size: Size,
         weight: Callable[[], Optional[Scalar]],
-        is_training: bool,
+        step: str,
         draws: BatchDraws,
     ) -> None:
         self._model = model
-        self._is_training = is_training
+        self._step = step
         self._draws = draws
         self._recompute = model._accum.recompute
         self._size = size
@@ -599,10 +607,10 @@ class WholeBatchCalls:
         leaves = [leaf for leaf in arguments.leaves if not tf.is_tensor(leaf)]
         flags = [bool(one.trainable) for one in [layer] + _tf.models.layers_of(layer)]
         kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.kind, flags
-        differentiable = self._is_training or any(arguments.watched)
-        # Python code may compute something else in each call of a step, such as by an attribute that the step changes.
+        differentiable = self._step == "train_step" or any(arguments.watched)
+        # Python code may compute something else in each step and call, such as by an attribute that the step changes.
         number = self._numbers[id(layer)] = self._numbers.get(id(layer), 0) + 1
-        key = id(layer), repr((kind, has_barriers, differentiable, number))
+        key = self._step, id(layer), repr((kind, has_barriers, differentiable, number))
         traces = model._accum.traces
         if key in traces:
             return traces[key][1]
@@ -646,10 +654,9 @@ class WholeBatchStep(SplitStep):
             accumulating = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_passthrough]
             return internals_of(accumulating[0]).weight if accumulating else None
 
-        is_training = name == "train_step"
-        draws = BatchDraws(model, count, self._compiled, is_training)
+        draws = BatchDraws(model, count, self._compiled, name == "train_step")
         step = f"{_tf.models.name_of_class(model)}.{name}"
-        calls = WholeBatchCalls(model, self._size, weight, is_training, draws)
+        calls = WholeBatchCalls(model, self._size, weight, name, draws)
         with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls.of_layer):
             with _step_context.entering(model, calls=calls), self._naming_kept_tensors(step):
                 yield

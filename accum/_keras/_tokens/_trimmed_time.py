@@ -259,7 +259,10 @@ PROBED = 4
 """How many examples are computed with and without padding, in one batch."""
 
 ATTEMPTS = 10
-"""In how many batches at most: outputs that are alike for all examples, or not finite, say nothing."""
+"""In how many batches at most until outputs can tell: if alike for all examples, or not finite, they say nothing."""
+
+LATER = 1024
+"""Up to how many batches after that, in those whose number is a power of 2: a gate at 0 hides what reads padding."""
 
 _READERS = frozenset(
     ["AdditiveAttention", "Attention", "AveragePooling1D", "Bidirectional", "Conv1D", "Flatten", "GRU"]
@@ -284,14 +287,14 @@ def check_batch_norms(model: tf.keras.Model) -> None:
 
 
 def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> List[Wait]:
-    """Return operations that fail if some outputs of the model differ without padding, until outputs can tell.
+    """Return operations that fail if some outputs of the model differ without padding, in batches that are due.
 
     Args:
       model: a `GradientAccumulateModel`.
       batches: the micro-batches, whose last examples are the shortest.
       lengths: int32 [n], the lengths of the examples.
     """
-    if model._accum.probed is None:  # it counts the probes, and is `ATTEMPTS` once one could tell
+    if model._accum.probed is None:  # it counts batches with padding, from `ATTEMPTS` on once outputs could tell
         with tf.init_scope():
             model._accum.probed = _tf.variables.new_counter("is_probed")
     probed = _replicas.local_variable(model._accum.probed)
@@ -299,7 +302,11 @@ def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> L
     begin = batches.batch.count - count
     own = tf.gather(lengths, tf.slice(batches.plan.order, [begin], [count]))
     longest = tf.maximum(tf.reduce_max(own), tf.minimum(2, batches.padded))
-    is_due = (probed.read_value() < ATTEMPTS) & (count > 0) & (longest < batches.padded)
+    has_padding = (count > 0) & (longest < batches.padded)
+    number = probed.read_value()
+    later = number - ATTEMPTS
+    is_later = (later <= LATER) & tf.equal(tf.bitwise.bitwise_and(later, later - 1), 0)
+    is_due = has_padding & ((later < 0) | is_later)
 
     def compared() -> tf.Tensor:
         whole = batches.batch.part(begin, count)
@@ -311,12 +318,17 @@ def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> L
             return tf.constant(False)
         checks = _differences(model, *outputs, own, longest)
         with tf.control_dependencies([check for check in checks if check is not None]):
-            probed.assign_add(tf.where(_tells(outputs[0]), tf.constant(ATTEMPTS, tf.int64), tf.ones([], tf.int64)))
+            least = tf.where(_tells(outputs[0]), tf.constant(ATTEMPTS, tf.int64), tf.zeros([], tf.int64))
+            probed.assign(tf.maximum(number + 1, least))
             return tf.constant(True)
 
+    def passed() -> tf.Tensor:
+        probed.assign_add(tf.cast(has_padding, tf.int64))
+        return tf.constant(False)
+
     if tf.executing_eagerly():
-        return [compared()] if bool(is_due) else []
-    return [tf.cond(is_due, compared, lambda: tf.constant(False))]
+        return [compared() if bool(is_due) else passed()]
+    return [tf.cond(is_due, compared, passed)]
 
 
 @contextlib.contextmanager
