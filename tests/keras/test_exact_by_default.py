@@ -276,7 +276,35 @@ class OnAndOff(Net):
         return tf.reduce_mean((self(x, training=True) - y) ** 2 + tf.nn.softplus(before - self(x, training=True)))
 
 
+class Adapts(Net):
+    """The loss after a step of its own, whose gradient is differentiated again (model-agnostic meta-learning)."""
+
+    def loss_of(self, x, y):
+        weights = [layer.trainable_variables[i] for layer in (self.hidden, self.out) for i in (0, 1)]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        kernel, bias, last, shift = [
+            var - 0.3 * grad for var, grad in zip(map(tf.convert_to_tensor, weights), tape.gradient(loss, weights))
+        ]
+        return tf.sqrt(tf.reduce_mean((tf.matmul(tf.tanh(tf.matmul(x, kernel) + bias), last) + shift - y) ** 2))
+
+
+class ComputesLoss(tf.keras.Model):
+    """A loss of the batch in `compute_loss`, in Keras' own train step."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = dense()
+
+    def call(self, inputs, training=None):
+        return self.network(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.sqrt(tf.reduce_mean((y - y_pred) ** 2))
+
+
 BATCHWISE = {
+    "gradient of a gradient": lambda: (Adapts(), X, None),
     "batch norm": images_with_batch_norm,
     "own clipping": lambda: (OwnClipping(), X, None),
     "mean over some": lambda: (MeanOverSome(), X, None),
@@ -386,6 +414,23 @@ def test_what_sees_the_whole_batch_sees_all_of_it(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
     with silent(accum.InexactWarning):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+@pytest.mark.tf("2.9", because="there is no `compute_loss`")
+def test_a_loss_that_the_model_computes_itself_is_that_of_the_batch():
+    weights = {}
+    for options in ({}, {"micro_batch_size": SIZE}, {"micro_batch_size": SIZE, "whole_batch": ()}):
+        model = ComputesLoss()
+        model(X[:2])
+        model.set_weights([np.random.RandomState(1).normal(size=one.shape) for one in model.get_weights()])
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        compile_with_sgd(model)
+        with warned("compute_loss", accum.InexactWarning) as said:
+            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        weights[len(options)] = model.get_weights()
+    assert said  # of the last one
+    assert_equal(weights[0], weights[1])
+    assert_differ(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("program", ["examples meet", "number of examples"])
@@ -547,6 +592,22 @@ def test_what_is_given_up_differs_and_is_named(program):
     expected = trained(plain, x, loss)
     with pytest.warns(accum.InexactWarning, match=r"With `whole_batch=\(\)`, whatever sees several examples"):
         assert_differ(expected, trained(split, x, loss))
+
+
+NAMED = {
+    "batch norm": (lambda: (dense(layers.BatchNormalization(name="norm_a")), X, "mse"), "norm_a"),
+    "loss": (lambda: (dense(), X, root_of_mean), "root_of_mean"),
+    "train step": (lambda: (OwnClipping(), X, None), "OwnClipping.train_step"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_what_is_given_up_is_told_by_its_name(name):
+    program, text = NAMED[name]
+    model, x, loss = pair(program, micro_batch_size=SIZE, whole_batch=())[1:]
+    with warned(text, accum.InexactWarning) as said:
+        trained(model, x, loss)
+    assert said
 
 
 @pytest.mark.parametrize("program", sorted(ONE_PASS))

@@ -248,9 +248,13 @@ class _Call:
         if all(is_apart) and not found.counting:
             return None
         met = found.meets or found.counting or found.reduces
-        return (
+        what = (
             f"operations across examples ({_check.shown(met)})" if met else "outputs that are not one for each example"
         )
+        functions = [name_of(function) for function in self._functions]
+        meeting = [name for name, one in zip(functions[::-1], is_apart[::-1]) if not one]
+        is_of_functions = all(is_apart[: len(is_apart) - len(functions)]) and meeting
+        return f"{what} in {_check.shown(sorted(meeting))}" if is_of_functions else what
 
     def _traced(self, *tensors: tf.Tensor) -> List[tf.Tensor]:
         self._inputs = list(tensors)
