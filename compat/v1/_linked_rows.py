@@ -57,7 +57,7 @@ class LinkedRows:
       images: those of `frontier`, each once.
       forward: the `Part` that computes these.
       sources: by what they are differentiated: weights, that is whatever is not computed from the batch, and rows that
-        were joined before; and data.
+        were joined before or are computed from variables; and other data.
       joined: {key of a tensor: its rows in the whole batch}, once `link` was called.
       checks: operations for which the gradients wait.
     """
@@ -77,8 +77,10 @@ class LinkedRows:
             require_shapes([one for one in unknown if one.op in inside.of_variables], "shape")
             self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
         data = [one for one in inside.fed.values() if is_differentiable(one) and self.forward.takes(one.name)]
-        self._weights += [one for one in data if one.name in inside.joined]
-        self._data = [one for one in data if one.name not in inside.joined]
+        # An optimizer learns what data are computed from, too, and may use no gradient before all are there.
+        learned = [one for one in data if one.name in inside.joined or one.op in inside.of_variables]
+        self._weights += learned
+        self._data = [one for one in data if all(one is not other for other in learned)]
         self.sources = self._weights + self._data
         self._is_once = bool(inside.given)  # what runs for other values must not wait for gradients
         self.joined: Dict[Key, tf.Tensor] = {}

@@ -140,7 +140,11 @@ def split_batch(
 
 def _require_tensor(name: str, value: Any) -> tf.Tensor:
     if not isinstance(value, tf.Tensor):
-        sparse = ": leave out sparse and ragged ones" if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)) else ""
+        sparse = (
+            ": for sparse and ragged ones, pass what is computed from them"
+            if isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
+            else ""
+        )
         raise TypeError(f"`{name}` must consist of dense tensors of the graph{sparse}. Received: {name}={value!r}.")
     if name == "batch" and value.shape.rank is None:
         raise ValueError(
