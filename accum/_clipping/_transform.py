@@ -88,17 +88,25 @@ class AdaptiveClipping:
         owners = models.owners(variables)
         if owners in self._checked:
             return
-        everything = Known(owners).all_names() + [name for var in variables for name in models.names(var)]
+        of_variables = [name for var in variables for name in models.names(var)]
         names = list(self._unit_axes) + ([] if callable(self._exclude) else list(self._exclude))
+        everything = models.all_names() + of_variables
         unknown = [name for name in names if not is_part(name, everything)]
         words = (
             f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
             " [accum: clipped-names]"
         )
-        if unknown and owners:
+        if unknown and self._models:
             raise ValueError(words)
+        here = Known(owners).all_names() + of_variables
         if unknown:
             _check.warn(words)
+        elif owners and names and not any(is_part(name, here) for name in names):
+            _check.warn(
+                f"Adaptive clipping found none of {names} in this model, only in another one that it has met: pass a "
+                f"new `AdaptiveClipping` with the names of this one. Known names: {sorted(set(here))}."
+                " [accum: clipped-names]"
+            )
         self._checked.append(owners)
 
     def __repr__(self) -> str:

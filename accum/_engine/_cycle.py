@@ -14,7 +14,7 @@ step itself communicates. All other methods run once, in cross-replica context: 
 `tf.cond` around anything that communicates (keras#20582).
 """
 
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _gradients, _replicas
@@ -348,6 +348,7 @@ class Cycle:
         # Variable key -> (variable, Accumulator). It holds the variable because the key is unique only while it exists.
         self._accumulators: Dict[int, Tuple[tf.Variable, Accumulator]] = {}
         self._lock: Optional[TrainOpLock] = None
+        self._with_late_rows: Set[int] = set()  # numbers of variables, of which a warning has told
         self._check_strategy()
 
     @property
@@ -482,15 +483,23 @@ class Cycle:
                 if accumulator is None:
                     self._add_accumulator(var, grad)
                 elif isinstance(grad, tf.IndexedSlices) and accumulator.rows is None and self.plan.sparse != "dense":
-                    raise ValueError(
-                        "The gradients of a variable were dense before, so its accumulator does not tell rows apart, "
-                        "and now they are `tf.IndexedSlices`: compute those first, or pass `sparse='dense'`, with "
-                        f"which all gradients are dense. Received: {var.name}. [accum: gradients]"
-                    )
+                    self._warn_of_rows(var)
             used = [var for var in variables if self.accumulator_of(var) is not None]
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
         self._variables.use(variables)
+
+    def _warn_of_rows(self, var: tf.Variable) -> None:
+        """Warn once of rows after dense gradients: traces and train ops that exist already do not mark rows."""
+        if self._variables.number_of(var) not in self._with_late_rows:
+            self._with_late_rows.add(self._variables.number_of(var))
+            _check.warn(
+                "The gradients of a variable were dense before, so its accumulator does not tell rows apart, and now "
+                "they are `tf.IndexedSlices`: the inner optimizer gets zeros for the other rows, which one with "
+                "momentum may move. Compute these gradients first, or pass `sparse='dense'`, with which all gradients "
+                f"are dense. Received: {var.name}. [accum: gradients]",
+                _check.InexactWarning,
+            )
 
     def _check_restored(self, variables: Sequence[tf.Variable]) -> None:
         """Raise if a restored cycle has sums for more variables than all that are known, before any gets a number."""

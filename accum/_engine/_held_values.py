@@ -3,7 +3,7 @@
 What is copied is computed twice, for the rows and for their gradient. In between, the run may change the variable.
 """
 
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, Iterable, List, Optional, Set
 
 from accum import _tf
 from accum._tf import tf
@@ -40,7 +40,7 @@ class HeldValues:
         self._changed, self.holds_handles = set(changed), holds_handles
         self._values: Dict[Key, tf.Tensor] = {}
         self._awaited: List[tf.Operation] = []
-        self._waiting: List[tf.Operation] = []
+        self._waiting: Dict[tf.Operation, List[tf.Operation]] = {}
 
     def wait_for(self, op: tf.Operation) -> None:
         """Let the values be read once an operation is done, for which the program waits before it reads them."""
@@ -48,21 +48,20 @@ class HeldValues:
         for value in self._values.values():
             _tf.graphs.add_control_input(value.op, op)
 
-    def hold(self, variables: Set[tf.Operation], until: List[tf.Operation]) -> bool:
-        """Hold the values of more variables, which are read before some operations run. Returns whether that is new.
+    def hold(self, changes: Dict[tf.Operation, List[tf.Operation]]) -> bool:
+        """Hold the values of more variables, read before they change. Returns whether that is new.
 
         Args:
-          variables: the operations that create them.
-          until: operations that, in every run, may only run after that.
+          changes: {the operation that creates a variable: operations that change it}.
         """
-        missing = variables - self._changed
-        is_new = any(not (self.holds_handles and op.type == "VarHandleOp") for op in missing)
-        self._changed |= variables
-        self._waiting += until
-        for value in self._values.values():
-            for op in until:
-                _tf.graphs.add_control_input(op, value.op)
-        return is_new
+        missing = set(changes) - self._changed
+        self._changed.update(changes)
+        for variable, ops in changes.items():
+            self._waiting.setdefault(variable, []).extend(ops)
+            for key, value in self._values.items():
+                if variable_read_by(value.graph.get_tensor_by_name(key)) is variable:
+                    _wait(ops, value)
+        return any(not (self.holds_handles and op.type == "VarHandleOp") for op in missing)
 
     def is_changed(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is the handle of a variable that is changed, or reads one by its ref."""
@@ -82,10 +81,14 @@ class HeldValues:
                 value = _tf.graph_parts.value_of(tensor) if is_handle else tf.raw_ops.DeepCopy(x=tensor)
             for op in self._awaited:
                 _tf.graphs.add_control_input(value.op, op)
-            for op in self._waiting:
-                _tf.graphs.add_control_input(op, value.op)
+            _wait(self._waiting.get(variable_read_by(tensor), ()), value)
             self._values[tensor.name] = value
         return self._values[tensor.name]
+
+
+def _wait(ops: Iterable[tf.Operation], value: tf.Tensor) -> None:
+    for op in ops:
+        _tf.graphs.add_control_input(op, value.op)
 
 
 NOTHING = HeldValues(set(), holds_handles=False)

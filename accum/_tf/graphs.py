@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
 
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
@@ -64,6 +64,12 @@ def replace_inputs(ops: Iterable[tf.Operation], replaced: Dict[str, tf.Tensor]) 
 def add_control_input(op: tf.Operation, other: tf.Operation) -> None:
     """Let an op that is in a graph already wait for another; there is no public name. Dies with `tf.compat.v1`."""
     op._add_control_input(other)
+
+
+def initializers() -> Set[tf.Operation]:
+    """Return the initializers of all variables of the current graph."""
+    variables = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
+    return {op for op in (getattr(var, "initializer", None) for var in variables) if op is not None}
 
 
 def remove_control_inputs(op: tf.Operation) -> None:

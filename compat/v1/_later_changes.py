@@ -1,6 +1,6 @@
 """What a program does to variables between the rows of a batch and their gradient, which reads some of them again."""
 
-from typing import List, NamedTuple, Sequence, Set
+from typing import Dict, List, NamedTuple, Sequence, Set
 
 from accum import _check, _tf
 from accum._engine._held_values import takes_values, variable_read_by
@@ -9,20 +9,18 @@ from accum._tf import tf
 
 
 class LaterChanges(NamedTuple):
-    """Operations that change variables.
+    """What changes variables, but not before the rows.
 
     Attributes:
-      variables: the operations that create these.
-      ops: those that change them, none of which comes before the rows.
+      ops: {the operation that creates a variable: the operations that change it}.
       are_behind: whether all of them come after the rows in every run.
     """
 
-    variables: Set[tf.Operation]
-    ops: List[tf.Operation]
+    ops: Dict[tf.Operation, List[tf.Operation]]
     are_behind: bool
 
 
-NO_CHANGES = LaterChanges(set(), [], are_behind=True)
+NO_CHANGES = LaterChanges({}, are_behind=True)
 
 
 def read_again(part: Part) -> Set[tf.Operation]:
@@ -39,31 +37,48 @@ def later_changes(
 ) -> LaterChanges:
     """Return what changes variables after the rows of a batch have been computed, or at any time in that run.
 
+    What a loop changes is not seen.
+
     Args:
       variables: the operations that create the variables.
-      batch: tensors; what does not depend on them, such as an initializer, belongs to other runs.
+      batch: tensors; what does not depend on them belongs to other runs, and so do initializers.
       rows: what has been computed from `batch`.
       grads: operations that compute earlier gradients. What these change of ref variables is left out: plain TensorFlow
         computes later gradients from a mixture of old and new values.
       known: operations that need no look, because they had one; gets those that have one now.
     """
     graph = rows[0].graph
-    changing = [op for op in graph.get_operations() if op not in known and _tf.op_walks.changes_variable(op)]
-    changing = [op for op in changing if op.inputs[0].op in variables and not _tf.graphs.is_within_loop(op)]
-    known.update(changing)
+    changed_by = _changed_by(graph, variables, [op for op in graph.get_operations() if op not in known])
+    known.update(changed_by)
     starts = {op for tensor in batch for op in tensor.consumers()}
     outlets = {tensor.op for tensor in rows}
-    if starts.union(outlets).isdisjoint(_tf.op_walks.ancestors(changing, with_control=True)):
+    if starts.union(outlets).isdisjoint(_tf.op_walks.ancestors(changed_by, with_control=True)):
         return NO_CHANGES
     users = _tf.op_walks.users_of(graph, with_control=True)
     of_batch = _tf.op_walks.reached(starts | outlets, users)
-    before = set(_tf.op_walks.ancestors(outlets, with_control=True))
+    before = {*_tf.op_walks.ancestors(outlets, with_control=True), *_tf.graphs.initializers()}
     updates = _tf.op_walks.reached(grads, users)
-    later = [op for op in changing if op in of_batch and op not in before]
-    later = [op for op in later if op.inputs[0].dtype == tf.resource or op not in updates]
-    return LaterChanges(
-        {op.inputs[0].op for op in later}, later, _tf.op_walks.reached(outlets, users).issuperset(later)
-    )
+    ops: Dict[tf.Operation, List[tf.Operation]] = {}
+    for op, changed in changed_by.items():
+        for tensor in changed:
+            if op in of_batch and op not in before and (tensor.dtype == tf.resource or op not in updates):
+                ops.setdefault(_tf.op_walks.entered(tensor).op, []).append(op)
+    later = {op for some in ops.values() for op in some}
+    return LaterChanges(ops, _tf.op_walks.reached(outlets, users).issuperset(later))
+
+
+def _changed_by(
+    graph: tf.Graph, variables: Set[tf.Operation], ops: Sequence[tf.Operation]
+) -> Dict[tf.Operation, List[tf.Tensor]]:
+    """Return {operation: its inputs that are variables to which it assigns, itself or in a function or branch}."""
+    ops = [op for op in ops if not _tf.graphs.is_within_loop(op)]
+    takes = {op: [one for one in op.inputs if _tf.op_walks.entered(one).op in variables] for op in ops}
+    found = {op: takes[op][:1] for op in ops if takes[op] and _tf.op_walks.changes_variable(op)}
+    calls = [op for op in ops if takes[op] and op.type in _tf.graph_parts.CALLS]
+    if calls:
+        assigned = _tf.op_walks.assigned_handles(graph, calls) | _tf.op_walks.assigned_in_branches(graph, calls)
+        found.update((op, [one for one in takes[op] if id(one) in assigned]) for op in calls)
+    return {op: changed for op, changed in found.items() if changed}
 
 
 @_check.rule
@@ -76,7 +91,8 @@ def warn_of_reading_again(variables: Set[tf.Operation], part: Part, is_segmented
         remedy = "" if is_segmented else ", or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built"
         _check.warn(
             f"{what} read variables again for the gradient: if the same run updates them before, as where several "
-            "optimizers take turns, the gradient may see the new values. Train each loss in a run of its own, and make "
-            f"other updates after the train op{remedy}. Received: {_check.shown(read)}. [accum: split-batch]",
+            "optimizers take turns, the gradient may see the new values. Train each loss in a run of its own, take all "
+            "gradients of a loss in one call of `tf.gradients`, and make other updates after the train op"
+            f"{remedy}. Received: {_check.shown(read)}. [accum: split-batch]",
             _check.InexactWarning,
         )

@@ -264,9 +264,8 @@ class LinkedRows:
                 sums = iter(self._at_once(template, combined, fed))
         # TensorFlow finds them by what is computed from these, but not the loop, which it can't differentiate again.
         links = [_tf.graph_parts.value_of(source) for source in self.sources] + [grad for _, grad in live]
-        checks = self.checks + self._waits_for_earlier()
         return self._taken_down(
-            [None if grad is None else _final(next(sums), links, checks) for grad in template.grads]
+            [None if grad is None else _final(next(sums), links, self.checks) for grad in template.grads]
         )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -275,21 +274,21 @@ class LinkedRows:
     def _hold_what_changes(self) -> bool:
         """Take the values that variables have before something else changes them. Returns whether something does.
 
-        Copies that read a variable by its handle read it again in each loop. An optimizer that takes an earlier
-        gradient may move these variables in the same run, and may yet have to be made.
+        Copies that read a variable by its handle read it again in each loop. What the program makes after this gradient
+        can't be known, so several gradients of one loss should be taken together.
         """
-        read = read_again(self.forward)
+        read, held = read_again(self.forward), self._inside.held
         if not read:
             return False
         rows = list(self.joined.values())
         changes = later_changes(read, self._inside.received, rows, self._grads, self._changing)
-        variables = changes.variables | ({op for op in read if op.type == "VarHandleOp"} if self._grads else set())
-        if self._inside.statistics or not variables:
-            pass  # segments hold no values
-        elif self._inside.held.hold(variables, until=changes.ops + self._grads):
+        if changes.ops and not self._inside.statistics and held.hold(changes.ops):  # segments hold no values
             self._templates.clear()
             if not changes.are_behind and not self._is_once:
                 self._compute_rows_again()
+        # With several losses, all handles are held, but optimizers take turns whose train ops may yet be made.
+        in_turn = {op for op in read if op.type == "VarHandleOp"} if self._grads and held.holds_handles else set()
+        variables = in_turn.union(changes.ops)
         warn_of_reading_again(variables - self._warned_of, self.forward, bool(self._inside.statistics))
         self._warned_of |= variables
         return bool(changes.ops)
@@ -299,14 +298,10 @@ class LinkedRows:
         self._grads += [part.op for grad in grads if grad is not None for part in fetches_of(grad)]
         return grads
 
-    def _waits_for_earlier(self) -> List[tf.Operation]:
-        """Return the earlier gradients, if they read by handles what an optimizer may move that takes this one."""
-        has_handles = any(op.type == "VarHandleOp" for op in read_again(self.forward))
-        return list(self._grads) if has_handles and not self._inside.held.holds_handles else []
-
     def _compute_rows_again(self) -> None:
         """Let joined rows come from copies that take the values that are held by now."""
-        rows = self._run.computed(self._part(self.images), [self._run.joining(one) for one in self.images], {})
+        with tf.control_dependencies(None):  # in which a gradient is perhaps made
+            rows = self._run.computed(self._part(self.images), [self._run.joining(one) for one in self.images], {})
         rows_of = {tensor.name: one for tensor, one in zip(self.images, rows)}
         for tensor in self._frontier:
             repoint([self._inlets[tensor.name]], rows_of[self._inside.image_of(tensor).name])

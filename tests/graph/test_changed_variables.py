@@ -257,39 +257,108 @@ def by_parts(size, optimizers, count=1, calls=1):
         return session.run({var.name: var for var in tf1.global_variables()}), logs
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["one loss", "two losses"])
-@pytest.mark.parametrize("optimizers", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-def test_optimizers_in_one_run_see_the_variables_before_the_first_step(optimizers, count):
+@pytest.mark.parametrize(
+    "count, optimizers",
+    [(1, "in turn"), (2, "in turn"), (2, "the first late"), (2, "the second late")],
+)
+def test_optimizers_in_one_run_see_the_variables_before_the_first_step(count, optimizers):
     with silent():
-        ours = by_parts(5, optimizers, count)
-    assert_same(ours, by_parts(None, optimizers, count))
+        ours = by_parts(5, OPTIMIZERS[optimizers], count)
+    assert_same(ours, by_parts(None, OPTIMIZERS[optimizers], count))
+
+
+def test_a_second_optimizer_takes_nothing_that_only_the_first_one_needs():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=True):
+            hidden, (x, classes), _ = in_two_parts()
+        targets, others = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 6])
+        hidden = accum.compat.v1.split_batch(hidden, [x, classes], 5)
+        first, second = [tf.sqrt(tf.reduce_mean((hidden - one) ** 2)) for one in (targets, others)]
+        descent().minimize(first)
+        train_op = descent().minimize(second)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: X[0], classes: CLASSES[0], others: np.ones((N, 6))})
 
 
 def test_losses_that_were_split_by_calls_of_their_own_take_turns():
     assert_same(by_parts(5, minimized_in_turn, 2, calls=2), by_parts(None, minimized_in_turn, 2))
 
 
-def updated_later(size, is_resource):
-    """Centres that move once the loss is there, before its gradient."""
+def moved(centres, classes, distances):
+    return tf1.scatter_sub(centres, classes, 0.5 * distances)
+
+
+def moved_in_a_branch(centres, classes, distances):
+    is_moved = tf.reduce_sum(distances) < 1e6
+    return tf1.cond(is_moved, lambda: tf.identity(moved(centres, classes, distances)), lambda: tf.zeros([3, 3]))
+
+
+def moved_in_a_function(centres, classes, distances):
+    @tf.function
+    def move(distances):
+        return centres.assign_sub(tf.reshape(tf.reduce_mean(distances, 0), [1, 3]) * tf.ones([3, 1]))
+
+    return move(distances)
+
+
+def cleared(centres, classes, distances):
+    return tf1.scatter_update(centres, classes, tf.zeros_like(distances))
+
+
+def averaged(centres, classes, distances):
+    """Beside an average of the loss, which waits for the rows."""
+    average = weight("average", [], trainable=False)
+    mean = tf.reduce_mean(tf1.get_collection("losses")[0])
+    return tf.group(moved(centres, classes, distances), tf1.assign(average, 0.9 * average + 0.1 * mean))
+
+
+def updated_later(update, size, is_resource):
+    """Centres that move once the loss is there, before its gradient. Evaluates the loss first."""
     with tf.Graph().as_default(), tf1.Session() as session:
         with tf1.variable_scope("", use_resource=is_resource):
             x, hidden = features()
             classes = tf1.placeholder(tf.int32, [None])
             centres = weight("centres", [3, 3], trainable=False)
-        distances = hidden - tf.gather(centres, classes)
-        loss = tf.sqrt(tf.reduce_sum(distances**2))
-        if size is not None:
-            loss = accum.compat.v1.split_batch(loss, [x, classes], size)
-        with tf.control_dependencies([tf1.scatter_sub(centres, classes, 0.5 * distances)]):
-            train_op = descent().minimize(loss)
+            distances = hidden - tf.gather(centres, classes)
+            weights = slowly(tf.ones_like(x[:, :1]))  # so that a loop that waits for all of the batch begins late
+            loss = tf.sqrt(tf.reduce_sum(weights * distances**2))
+            if size is not None:
+                loss = accum.compat.v1.split_batch(loss, [x, classes, weights], size)
+            tf1.add_to_collection("losses", loss)
+            with tf.control_dependencies([update(centres, classes, distances)]):
+                train_op = descent().minimize(loss)
         session.run(tf1.global_variables_initializer())
-        logs = [session.run([train_op, loss], {x: a, classes: b})[1] for a, b in zip(X, CLASSES)]
+        logs = [session.run(loss, {x: X[0], classes: CLASSES[0]})]
+        logs += [session.run([train_op, loss], {x: a, classes: b})[1] for a, b in zip(X, CLASSES)]
         return session.run({var.name: var for var in tf1.global_variables()}), logs
 
 
+@pytest.mark.parametrize("update", [moved, cleared, averaged, moved_in_a_branch])
 @pytest.mark.parametrize("is_resource", [False, True], ids=["ref", "resource"])
-def test_an_update_that_is_made_after_the_call_comes_after_the_rows(is_resource):
-    assert_same(updated_later(5, is_resource), updated_later(None, is_resource))
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_an_update_that_is_made_after_the_call_comes_after_the_rows(is_resource, update):
+    assert_same(updated_later(update, 5, is_resource), updated_later(update, None, is_resource))
+
+
+@pytest.mark.parametrize("update", [moved_in_a_branch, moved_in_a_function])
+@pytest.mark.usefixtures("control_flow_of_tf_2")
+def test_an_update_in_a_branch_or_function_of_tf_2_comes_after_the_rows(update):
+    assert_same(updated_later(update, 5, True), updated_later(update, None, True))
+
+
+@pytest.mark.parametrize("is_resource", [False, True], ids=["ref", "resource"])
+def test_a_table_whose_initial_value_is_computed_from_the_batch_is_initialized_as_before(is_resource):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("", use_resource=is_resource):
+            x, hidden = features()
+            classes = tf1.placeholder(tf.int32, [None])
+            table = tf1.get_variable("table", initializer=tf.reshape(tf.reduce_mean(x, 0), [4, 1]), validate_shape=True)
+        hidden = tf.gather(table, classes) * hidden
+        loss = accum.compat.v1.split_batch(tf.sqrt(tf.reduce_mean(hidden**2)), [x, classes], 5)
+        train_op = descent().minimize(loss)
+        batch = {x: X[0], classes: CLASSES[0]}
+        session.run(tf1.global_variables_initializer(), batch)
+        session.run(train_op, batch)
 
 
 def annealed(size):

@@ -10,6 +10,7 @@ from models import from_model
 from optimizers import families, keras_weights, new_family
 from replicas import mirrored
 from versions import HAS_KERAS_API, IS_WINE, XLA_ENDS
+from warned import silent, warned
 
 import accum
 import accum.compat.v1
@@ -196,14 +197,17 @@ def in_turn_eagerly(order, momentum, accum_steps, **options):
     [in_turn_in_a_session, pytest.param(in_turn_eagerly, marks=pytest.mark.tf("2.2"))],
     ids=["graph", "keras"],
 )
-def test_rows_after_dense_gradients_of_a_variable_are_an_error_and_before_them_exact(in_turn):
-    with pytest.raises(
-        ValueError, match="does not tell rows apart.*pass `sparse='dense'`.*Received: .*accum: gradients"
-    ):
-        in_turn(["dense", "rows"], 0.9, accum_steps=K)
+def test_rows_after_dense_gradients_of_a_variable_are_named_and_before_them_exact(in_turn):
+    with warned("does not tell rows apart", accum.InexactWarning) as said:
+        ours = in_turn(["dense", "rows"], 0.9, accum_steps=K)
+    assert len(said) == 1
+    if in_turn is in_turn_in_a_session:  # some optimizers of Keras move all rows in any case
+        assert np.abs(ours - in_turn(["dense", "rows"], 0.9, accum_steps=1)).max() > 1e-3
     for order, momentum, options in ((["rows", "dense"], 0.9, {}), (["dense", "rows"], 0.0, {"sparse": "dense"})):
         expected = in_turn(order, momentum, accum_steps=1)
-        np.testing.assert_allclose(in_turn(order, momentum, accum_steps=K, **options), expected, rtol=0, atol=2e-6)
+        with silent(accum.InexactWarning):
+            ours = in_turn(order, momentum, accum_steps=K, **options)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L6", "L8")
