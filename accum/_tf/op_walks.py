@@ -257,13 +257,16 @@ def is_assignment(kind: str) -> bool:
 
 def changes_variable(op: tf.Operation) -> bool:
     """Whether an operation itself changes a variable, by its ref or its handle."""
-    kind = op.type[len("Resource") :] if op.type.startswith("Resource") else op.type
-    if not kind.startswith(("Assign", "Scatter", "CountUpTo", "Apply", "SparseApply", *_TO_PARTS)) or not len(
-        op.inputs
-    ):
+    if not is_change(op.type) or not len(op.inputs):
         return False
     dtype = op.inputs[0].dtype
     return dtype == tf.resource or dtype != dtype.base_dtype
+
+
+def is_change(kind: str) -> bool:
+    """Whether operations of a type change what they take first, if that is a variable."""
+    kind = kind[len("Resource") :] if kind.startswith("Resource") else kind
+    return kind.startswith(("Assign", "Scatter", "CountUpTo", "Apply", "SparseApply", *_TO_PARTS))
 
 
 def assigned_in_branches(

@@ -52,7 +52,8 @@ def later_changes(
     known.update(changed_by)
     starts = {op for tensor in batch for op in tensor.consumers()}
     outlets = {tensor.op for tensor in rows}
-    if starts.union(outlets).isdisjoint(_tf.op_walks.ancestors(changed_by, with_control=True)):
+    changing = [op for op, changed in changed_by.items() if changed]
+    if starts.union(outlets).isdisjoint(_tf.op_walks.ancestors(changing, with_control=True)):
         return NO_CHANGES
     users = _tf.op_walks.users_of(graph, with_control=True)
     of_batch = _tf.op_walks.reached(starts | outlets, users)
@@ -70,15 +71,19 @@ def later_changes(
 def _changed_by(
     graph: tf.Graph, variables: Set[tf.Operation], ops: Sequence[tf.Operation]
 ) -> Dict[tf.Operation, List[tf.Tensor]]:
-    """Return {operation: its inputs that are variables to which it assigns, itself or in a function or branch}."""
+    """Return {operation: its inputs that are variables which it may change, itself or in a function or branch}.
+
+    Functions that change any variable may change all. Of those that change none, the list is empty.
+    """
     ops = [op for op in ops if not _tf.graphs.is_within_loop(op)]
     takes = {op: [one for one in op.inputs if _tf.op_walks.entered(one).op in variables] for op in ops}
     found = {op: takes[op][:1] for op in ops if takes[op] and _tf.op_walks.changes_variable(op)}
     calls = [op for op in ops if takes[op] and op.type in _tf.graph_parts.CALLS]
-    if calls:
-        assigned = _tf.op_walks.assigned_handles(graph, calls) | _tf.op_walks.assigned_in_branches(graph, calls)
-        found.update((op, [one for one in takes[op] if id(one) in assigned]) for op in calls)
-    return {op: changed for op, changed in found.items() if changed}
+    library = _tf.graph_parts.Library(graph, graph.as_graph_def()) if calls else None
+    for op in calls:
+        kinds = library.types_within(_tf.graph_parts.node_of(op)) if library is not None else ()
+        found[op] = takes[op] if any(map(_tf.op_walks.is_change, kinds)) else []
+    return found
 
 
 @_check.rule

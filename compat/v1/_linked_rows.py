@@ -15,7 +15,7 @@ from accum._engine._trace import is_differentiable
 from accum._rows import Layout
 from accum._tf import Gradient, tf
 from accum.compat.v1._batch_in_run import BatchInRun
-from accum.compat.v1._frontier import Edge, repoint
+from accum.compat.v1._frontier import Edge, edges_of, repoint
 from accum.compat.v1._inside import Inside, is_random
 from accum.compat.v1._later_changes import later_changes, read_again, warn_of_reading_again
 from accum.compat.v1._micro_batch_loop import Added, Joined, Slices, fetches_of
@@ -78,7 +78,7 @@ class LinkedRows:
             self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
         data = [one for one in inside.fed.values() if is_differentiable(one) and self.forward.takes(one.name)]
         # An optimizer learns what data are computed from, too, and may use no gradient before all are there.
-        learned = [one for one in data if one.name in inside.joined or one.op in inside.of_variables]
+        learned = [one for one in data if one.name in inside.joined or one.op in inside.of_weights]
         self._weights += learned
         self._data = [one for one in data if all(one is not other for other in learned)]
         self.sources = self._weights + self._data
@@ -89,6 +89,8 @@ class LinkedRows:
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
         self._changing: Set[tf.Operation] = set()  # operations that change variables, and that have had a look
         self._grads: List[tf.Operation] = []  # which compute the gradients so far
+        # (Function that computes gradients anew, those that it has computed) for each so far.
+        self._sums: List[Tuple[Callable[[], List[Any]], List[Any]]] = []
         self._warned_of: Set[tf.Operation] = set()  # variables
 
     def _part(self, fetches: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor] = ()) -> Part:
@@ -246,27 +248,37 @@ class LinkedRows:
             if grad is not None and not _is_zeros(grad)
         ]
         has_changes = self._hold_what_changes()
-        template = self._template([tensor for tensor, _ in live], sources)
+        tensors = [tensor for tensor, _ in live]
+        template = self._template(tensors, sources)
         if template.part is None:
             return [None for _ in sources]
         is_apart = self._is_once or sources is not self._weights or has_changes
-        own = None if is_apart else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
-        grads = [grad for _, grad in live] if own is None else own
-        fed = {
-            placeholder.name: (grad, self._inside.layout(tensor))
-            for placeholder, (tensor, _), grad in zip(template.upstream, live, grads)
-        }
-        combined = [self._summing(g, source) for g, source in zip(template.grads, sources) if g is not None]
-        if own is None:
-            sums = iter(self._run.computed(template.part, combined, fed))
-        else:
-            with tf.control_dependencies(None):
-                sums = iter(self._at_once(template, combined, fed))
+        own = None if is_apart else self._without_rows(tensors, [grad for _, grad in live])
+        sums = self._computed(tensors, [grad for _, grad in live], own, sources)
+        self._sums.append((lambda: self._computed(tensors, [grad for _, grad in live], own, sources), sums))
+        values = iter(sums)
         # TensorFlow finds them by what is computed from these, but not the loop, which it can't differentiate again.
         links = [_tf.graph_parts.value_of(source) for source in self.sources] + [grad for _, grad in live]
         return self._taken_down(
-            [None if grad is None else _final(next(sums), links, self.checks) for grad in template.grads]
+            [None if grad is None else _final(next(values), links, self.checks) for grad in template.grads]
         )
+
+    def _computed(
+        self,
+        tensors: Sequence[tf.Tensor],
+        grads: Sequence[tf.Tensor],
+        own: Optional[Sequence[tf.Tensor]],
+        sources: Sequence[tf.Tensor],
+    ) -> List[Any]:
+        """Return the gradients by sources that have one, given those by rows, and the same without waiting (`own`)."""
+        template = self._template(tensors, sources)
+        pairs = zip(template.upstream, zip(tensors, grads if own is None else own))
+        fed = {one.name: (grad, self._inside.layout(tensor)) for one, (tensor, grad) in pairs}
+        combined = [self._summing(g, source) for g, source in zip(template.grads, sources) if g is not None]
+        if own is None:
+            return [] if template.part is None else self._run.computed(template.part, combined, fed)
+        with tf.control_dependencies(None):
+            return self._at_once(template, combined, fed)
 
     # ------------------------------------------------------------------------------------------------------------
     # What changes variables before the gradient
@@ -274,21 +286,24 @@ class LinkedRows:
     def _hold_what_changes(self) -> bool:
         """Take the values that variables have before something else changes them. Returns whether something does.
 
-        Copies that read a variable by its handle read it again in each loop. What the program makes after this gradient
-        can't be known, so several gradients of one loss should be taken together.
+        Copies that read a variable by its handle read it again in each loop. If this is a second gradient, an optimizer
+        that takes one may move these variables while the other is computed, and it may yet have to be made.
         """
         read, held = read_again(self.forward), self._inside.held
         if not read:
             return False
         rows = list(self.joined.values())
         changes = later_changes(read, self._inside.received, rows, self._grads, self._changing)
-        if changes.ops and not self._inside.statistics and held.hold(changes.ops):  # segments hold no values
+        in_turn = {op for op in read if op.type == "VarHandleOp"} if self._grads else set()
+        to_hold: Dict[tf.Operation, List[tf.Operation]] = {op: [] for op in in_turn if not held.holds_handles}
+        to_hold.update(changes.ops)
+        if to_hold and not self._inside.statistics and held.hold(to_hold):  # segments hold no values
             self._templates.clear()
-            if not changes.are_behind and not self._is_once:
-                self._compute_rows_again()
-        # With several losses, all handles are held, but optimizers take turns whose train ops may yet be made.
-        in_turn = {op for op in read if op.type == "VarHandleOp"} if self._grads and held.holds_handles else set()
-        variables = in_turn.union(changes.ops)
+            with tf.control_dependencies(None):  # that this gradient may have
+                if not changes.are_behind and not self._is_once:
+                    self._compute_rows_again()
+                self._compute_sums_again()
+        variables = set(changes.ops) | (in_turn if held.holds_handles else set())
         warn_of_reading_again(variables - self._warned_of, self.forward, bool(self._inside.statistics))
         self._warned_of |= variables
         return bool(changes.ops)
@@ -300,11 +315,19 @@ class LinkedRows:
 
     def _compute_rows_again(self) -> None:
         """Let joined rows come from copies that take the values that are held by now."""
-        with tf.control_dependencies(None):  # in which a gradient is perhaps made
-            rows = self._run.computed(self._part(self.images), [self._run.joining(one) for one in self.images], {})
+        rows = self._run.computed(self._part(self.images), [self._run.joining(one) for one in self.images], {})
         rows_of = {tensor.name: one for tensor, one in zip(self.images, rows)}
         for tensor in self._frontier:
             repoint([self._inlets[tensor.name]], rows_of[self._inside.image_of(tensor).name])
+
+    def _compute_sums_again(self) -> None:
+        """Let earlier gradients come from such copies."""
+        earlier, self._sums = self._sums, []
+        for compute, sums in earlier:
+            self._sums.append((compute, compute()))
+            for old, new in zip(sums, self._sums[-1][1]):
+                for one, other in zip(fetches_of(old), fetches_of(new)):
+                    repoint(edges_of(one), other)
 
     # ------------------------------------------------------------------------------------------------------------
     # Forward and backward in one loop
