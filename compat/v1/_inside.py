@@ -57,7 +57,6 @@ class Inside:
       of_batch: the operations that are computed from the batch, in the order of their creation.
       depending: set of these.
       of_variables: the operations that are computed from variables.
-      of_weights: those that are computed from trainable ones.
       not_constant: those that are computed from anything but constants, not only from shapes.
       before_losses: the operations from which the losses are computed.
       ends: what `outputs` are.
@@ -118,7 +117,6 @@ class Inside:
         variables = variables_of(self.graph)
         self.of_variables = _tf.op_walks.reached(variables, users)
         self._of_values = _tf.op_walks.reached(variables, users, _tf.op_walks.OF_SHAPES)
-        self.of_weights = _tf.op_walks.reached([var.op for var in tf.compat.v1.trainable_variables()], users)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
         not_constant += [op for op in operations if op.type == "PlaceholderWithDefault"]
         self.not_constant = _tf.op_walks.reached(not_constant, users, _tf.op_walks.OF_SHAPES)

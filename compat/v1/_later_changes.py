@@ -37,7 +37,7 @@ def later_changes(
 ) -> LaterChanges:
     """Return what changes variables after the rows of a batch have been computed, or at any time in that run.
 
-    What a loop changes is not seen.
+    What a loop of TensorFlow 1 changes is not seen.
 
     Args:
       variables: the operations that create the variables.
@@ -79,10 +79,10 @@ def _changed_by(
     takes = {op: [one for one in op.inputs if _tf.op_walks.entered(one).op in variables] for op in ops}
     found = {op: takes[op][:1] for op in ops if takes[op] and _tf.op_walks.changes_variable(op)}
     calls = [op for op in ops if takes[op] and op.type in _tf.graph_parts.CALLS]
-    library = _tf.graph_parts.Library(graph, graph.as_graph_def()) if calls else None
-    for op in calls:
-        kinds = library.types_within(_tf.graph_parts.node_of(op)) if library is not None else ()
-        found[op] = takes[op] if any(map(_tf.op_walks.is_change, kinds)) else []
+    if calls:
+        library = _tf.graph_parts.Library(graph, graph.as_graph_def())
+        kinds = {op: library.types_within(_tf.graph_parts.node_of(op)) for op in calls}
+        found.update((op, takes[op] if any(map(_tf.op_walks.is_change, kinds[op])) else []) for op in calls)
     return found
 
 
@@ -95,8 +95,8 @@ def warn_of_reading_again(variables: Set[tf.Operation], part: Part, is_segmented
         what = "Layers beside batch normalisation" if is_segmented else "Loops, branches and functions of TensorFlow 2"
         remedy = "" if is_segmented else ", or call `tf.compat.v1.disable_control_flow_v2()` before the graph is built"
         _check.warn(
-            f"{what} read variables again for the gradient: if the same run updates them before, as where several "
-            "optimizers take turns, the gradient may see the new values. Train each loss in a run of its own, take all "
+            f"{what} read variables again for the gradient: if the same run updates them first, as several "
+            "optimizers in turn do, the gradient may see the new values. Train each loss in a run of its own, take all "
             "gradients of a loss in one call of `tf.gradients`, and make other updates after the train op"
             f"{remedy}. Received: {_check.shown(read)}. [accum: split-batch]",
             _check.InexactWarning,

@@ -78,7 +78,7 @@ class LinkedRows:
             self._weights = [one for one in self._weights if all(one is not other for other in unknown)]
         data = [one for one in inside.fed.values() if is_differentiable(one) and self.forward.takes(one.name)]
         # An optimizer learns what data are computed from, too, and may use no gradient before all are there.
-        learned = [one for one in data if one.name in inside.joined or one.op in inside.of_weights]
+        learned = [one for one in data if one.name in inside.joined or _is_learned(one)]
         self._weights += learned
         self._data = [one for one in data if all(one is not other for other in learned)]
         self.sources = self._weights + self._data
@@ -401,6 +401,12 @@ class LinkedRows:
             part = self._part(fetches, upstream) if fetches else None
             self._templates[key] = _Template(upstream, grads, part)
         return self._templates[key]
+
+
+def _is_learned(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from trainable variables."""
+    variables = {var.op for var in tf1.trainable_variables()}
+    return not variables.isdisjoint(_tf.op_walks.ancestors([tensor.op]))
 
 
 class _Link(NamedTuple):

@@ -158,6 +158,14 @@ def looked_up_late():
     return tf.reduce_sum(critic, 1), tf.reduce_sum(made, 1), [real, classes], [X, CLASSES]
 
 
+def run_in_turn(session, ops, losses, feeds, in_one_run):
+    """Return the values of all variables, and the first loss of each run."""
+    session.run(tf1.global_variables_initializer())
+    runs = [(fetched, fed) for fed in feeds for fetched in ([ops] if in_one_run else ops)]
+    logs = [session.run([fetched, losses], fed)[1][0] for fetched, fed in runs]
+    return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
 def took_turns(program, size, in_one_run=True):
     """Train both networks, the second after the first has moved."""
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -171,12 +179,7 @@ def took_turns(program, size, in_one_run=True):
             with tf.control_dependencies(ops if in_one_run else []):
                 variables = tf1.trainable_variables(scope)
                 ops.append(tf1.train.AdamOptimizer(0.05, epsilon=0.01).minimize(loss, var_list=variables))
-        session.run(tf1.global_variables_initializer())
-        logs = []
-        for one in zip(*data):
-            for fetched in [ops] if in_one_run else ops:
-                logs.append(session.run([fetched, losses], dict(zip(batch, one)))[1][0])
-        return session.run({var.name: var for var in tf1.global_variables()}), logs
+        return run_in_turn(session, ops, losses, [dict(zip(batch, one)) for one in zip(*data)], in_one_run)
 
 
 @pytest.mark.parametrize("program", [conditional, recurrent, looked_up_late])
@@ -275,17 +278,22 @@ def test_optimizers_in_one_run_see_the_variables_before_the_first_step(optimizer
     assert_same(ours, by_parts(None, OPTIMIZERS[optimizers], count))
 
 
-def test_a_second_optimizer_takes_nothing_that_only_the_first_one_needs():
+def second_alone(size):
     with tf.Graph().as_default(), tf1.Session() as session:
         with tf1.variable_scope("", use_resource=True):
             hidden, (x, classes), _ = in_two_parts()
         targets, others = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 6])
-        hidden = accum.compat.v1.split_batch(hidden, [x, classes], 5)
-        first, second = [tf.sqrt(tf.reduce_mean((hidden - one) ** 2)) for one in (targets, others)]
-        descent().minimize(first)
-        train_op = descent().minimize(second)
-        session.run(tf1.global_variables_initializer())
-        session.run(train_op, {x: X[0], classes: CLASSES[0], others: np.ones((N, 6))})
+        if size is not None:
+            hidden = accum.compat.v1.split_batch(hidden, [x, classes], size)
+        losses = [tf.sqrt(tf.reduce_mean((hidden - one) ** 2)) for one in (targets, others)]
+        ops = [descent().minimize(loss) for loss in losses]
+        return run_in_turn(
+            session, ops[1:], losses[1:], [{x: X[0], classes: CLASSES[0], others: np.ones((N, 6))}], in_one_run=True
+        )
+
+
+def test_a_second_optimizer_takes_nothing_that_only_the_first_one_needs():
+    assert_same(second_alone(5), second_alone(None))
 
 
 def test_losses_that_were_split_by_calls_of_their_own_take_turns():
@@ -404,7 +412,7 @@ def test_a_loop_of_tf_2_that_reads_what_moves_before_the_gradient_is_named():
     assert len(said) == 1 and "'factor'" in said[0]
 
 
-def beside_batch_norm(size, in_one_run):
+def beside_batch_norm(size):
     with tf.Graph().as_default(), tf1.Session() as session:
         with tf1.variable_scope("", use_resource=True):
             hidden, batch, data = in_two_parts()
@@ -413,20 +421,12 @@ def beside_batch_norm(size, in_one_run):
         losses = [tf.reduce_mean(tf.tanh(hidden) ** 2), tf.reduce_mean((tf.tanh(hidden) - 1.0) ** 2)]
         if size is not None:
             losses = accum.compat.v1.split_batch(losses, batch, size)
-        ops = []
-        for loss, scope in zip(losses, "ab"):
-            with tf.control_dependencies(ops if in_one_run else []):
-                ops.append(descent().minimize(loss, var_list=tf1.trainable_variables(scope)))
-        session.run(tf1.global_variables_initializer())
-        logs = []
-        for one in zip(*data):
-            for fetched in [ops] if in_one_run else ops:
-                logs.append(session.run([fetched, losses], dict(zip(batch, one)))[1][0])
-        return session.run({var.name: var for var in tf1.global_variables()}), logs
+        ops = [descent().minimize(loss, var_list=tf1.trainable_variables(at)) for loss, at in zip(losses, "ab")]
+        return run_in_turn(session, ops, losses, [dict(zip(batch, one)) for one in zip(*data)], in_one_run=False)
 
 
 def test_vectors_beside_batch_normalisation_that_another_optimizer_moves_are_named():
     with warned("Layers beside batch normalisation read variables again") as said:
-        ours = beside_batch_norm(5, in_one_run=False)
+        ours = beside_batch_norm(5)
     assert len(said) == 1 and "'a/table'" in said[0]
-    assert_same(ours, beside_batch_norm(None, in_one_run=False))
+    assert_same(ours, beside_batch_norm(None))
