@@ -248,7 +248,11 @@ class CycleOps:
     ) -> tf.Tensor:
         """Make the inner optimizer's step, unless the weights sum to zero or "skip_cycle" forbids the gradients.
 
-        `is_first` and `has_latest` are as for `CycleListener.on_step`.
+        Args:
+          strategy: the strategy.
+          totals, weight: the sums of the cycle.
+          is_first: whether the last micro-batch is the first of its cycle.
+          has_latest: whether a micro step makes the step, rather than a flush.
 
         Returns:
           Bool tensor, whether the step was made.
@@ -279,7 +283,7 @@ class CycleOps:
     # On each replica
 
     def _on_settle(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> List[Wait]:
-        return [listener.on_step(is_first, has_latest) for listener in self._listeners]
+        return [listener.on_step(is_first) if has_latest else listener.on_flush() for listener in self._listeners]
 
     def _on_step(
         self,
@@ -301,7 +305,10 @@ class CycleOps:
             means = pairs if divisor is None else [(_gradients.mean(total, divisor), var) for total, var in pairs]
             grads_and_vars: GradsAndVars = [(_gradients.cast(mean, var.dtype.base_dtype), var) for mean, var in means]
             for listener in self._listeners:
-                grads_and_vars = listener.gradients_of_step(grads_and_vars, is_first, has_latest)
+                if has_latest:
+                    grads_and_vars = listener.gradients_of_step(grads_and_vars, is_first)
+                else:
+                    grads_and_vars = listener.gradients_of_flush(grads_and_vars)
         told = self._adapter.tell_of_update(grads_and_vars)
         grads_and_vars = self._changed(grads_and_vars)
         with tf.control_dependencies(told):

@@ -124,22 +124,27 @@ class CycleListener:
         """
         raise NotImplementedError
 
-    def gradients_of_step(
-        self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor], has_latest: bool
-    ) -> GradsAndVars:
-        """Return the gradients for the step, from those that were accumulated.
+    def on_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
+        """Update with the whole cycle, the current micro-batch included, when the optimizer makes its step.
+
+        Args:
+          is_first: as for `on_micro_step`.
+        """
+        raise NotImplementedError
+
+    def on_flush(self) -> Wait:
+        """Update with the micro-batches so far when an unfinished cycle is flushed: there is no current one."""
+        raise NotImplementedError
+
+    def gradients_of_step(self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor]) -> GradsAndVars:
+        """Return the gradients for the step of a whole cycle, from those that were accumulated.
 
         Args:
           grads_and_vars: list of (reduced gradient, variable).
-          is_first, has_latest: as for `on_step`.
+          is_first: as for `on_micro_step`.
         """
         return grads_and_vars
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
-        """Update with the whole cycle when the optimizer makes its step.
-
-        Args:
-          is_first: bool or bool tensor, whether the last micro-batch is the first of its cycle.
-          has_latest: bool, whether there is a current micro-batch to include; there is none when a cycle is flushed.
-        """
-        raise NotImplementedError
+    def gradients_of_flush(self, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        """Return the gradients for the step of an unfinished cycle, like `gradients_of_step`."""
+        return grads_and_vars

@@ -146,10 +146,13 @@ class MomentsAccumulator(CheckpointOnly):
         kept = _assign(self.total, pooled(so_far(_read(self.total), is_first), _read(self.latest)))
         return self.forget_latest(kept)
 
-    def whole(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Moments:
-        """Return the `Moments` of the cycle, including the latest micro-batch if `has_latest`."""
-        before = so_far(_read(self.total), is_first)
-        return pooled(before, _read(self.latest)) if has_latest else before
+    def whole(self, is_first: Union[bool, tf.Tensor]) -> Moments:
+        """Return the `Moments` of the cycle, which the latest micro-batch begins if `is_first`, and ends."""
+        return pooled(so_far(_read(self.total), is_first), _read(self.latest))
+
+    def without_latest(self) -> Moments:
+        """Return the `Moments` of the unfinished cycle."""
+        return _read(self.total)
 
     def forget_latest(self, wait: Wait) -> tf.Tensor:
         """Discard the moments of the latest micro-batch, after `wait`. Returns a tensor to wait for."""

@@ -163,8 +163,14 @@ class CycleMean(CycleListener):
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
         return _assign(self._stored, self._whole(is_first))
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
-        whole = self._whole(is_first) if has_latest else self._so_far(is_first)
+    def on_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
+        return self._show(self._whole(is_first))
+
+    def on_flush(self) -> Any:
+        return self._show(self._so_far(False))
+
+    def _show(self, whole: CycleSums) -> Any:
+        """Let the sums of a cycle be the latest ones, unless its step is not made."""
         kept = [tf.where(_allow_step(whole), new, var.read_value()) for new, var in zip(whole[:2], self._latest[:2])]
         return _assign(self._latest, CycleSums(kept[0], kept[1], None))
 

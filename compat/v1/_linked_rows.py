@@ -217,14 +217,23 @@ class LinkedRows:
             key = self._inside.image_of(tensor).name
             of_images[key] = of_images[key] + grad if key in of_images else grad
         sums = iter(gradients([self._run.require_chosen(of_images[one.name]) for one in self.images]))
+        asked = [one for one, grad in zip(self._frontier, upstream) if grad is not None and not _is_zeros(grad)]
+        behind = self._behind(asked)
         grads: List[Optional[Gradient]] = []
         for source in self.sources:
             if source.name in self._inside.fed:  # whose identity raises an error where somebody asks for its gradient
                 grads.append(tf.zeros_like(source))
             else:
                 grad = divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
-                grads.append(None if grad is None else _final(grad, checks=self.checks))
+                # Segments fill zeros in for rows of other losses, and an optimizer may move weights for these.
+                is_none = grad is None or source.op not in behind
+                grads.append(None if is_none else _final(grad, checks=self.checks))
         return self._taken_down(grads)
+
+    def _behind(self, tensors: Sequence[tf.Tensor]) -> Set[tf.Operation]:
+        """Return the operations from whose values tensors of the frontier are computed."""
+        sources = lambda op: [] if op.type in _tf.op_walks.OF_SHAPES else _tf.op_walks.sources_of(op)
+        return set(_tf.op_walks.ancestors([self._inside.image_of(one).op for one in tensors], sources=sources))
 
     def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Return joined rows by an operation whose input can be replaced later, and which hides the loop.

@@ -1,6 +1,6 @@
 """The moving statistics of one batch normalisation layer, which follow the cycle (law L13)."""
 
-from typing import Any, Dict, List, NamedTuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Union
 
 from accum._engine._interfaces import CycleListener, OptimizerAdapter
 from accum._engine._statistics import Moments, pooled, so_far, with_bessel, without_bessel
@@ -60,17 +60,27 @@ class MovingAverages(CycleListener):
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
         return tf.group(*[_keep(use, is_first) for use in self._uses])
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
+    def on_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
+        return self._moved_to(lambda use: _whole(use, is_first))
+
+    def on_flush(self) -> Any:
+        return self._moved_to(lambda use: use.stored)
+
+    def _moved_to(self, moments: Callable[[Use], Moments]) -> Any:
+        """Move the averages of all uses in turn."""
         done: List[tf.Operation] = []
         for use in self._uses:
             with tf.control_dependencies(done):
-                whole = so_far(use.stored, is_first)
-                done = moves(use.mean, use.variance, pooled(whole, use.here) if has_latest else whole)
+                done = moves(use.mean, use.variance, moments(use))
         return tf.group(*done)
 
 
+def _whole(use: Use, is_first: Union[bool, tf.Tensor]) -> Moments:
+    return pooled(so_far(use.stored, is_first), use.here)
+
+
 def _keep(use: Use, is_first: Union[bool, tf.Tensor]) -> tf.Operation:
-    whole = pooled(so_far(use.stored, is_first), use.here)
+    whole = _whole(use, is_first)
     with tf.control_dependencies(list(whole)):
         return tf.group(*[var.assign(value, read_value=False) for var, value in zip(use.total, whole)])
 

@@ -8,7 +8,7 @@ The sums of the counts are known only at the end of a cycle, so each loss needs 
 accumulates n_0i g_0i of the first loss, without weights. This listener accumulates those of the others and all counts.
 """
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine._accumulators import Accumulator
@@ -119,31 +119,53 @@ class SeveralLosses(CycleListener):
                 done.append(keep(part.grads.get(key), part.count))
         return tf.group(*done)
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
+    def on_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
         return tf.no_op()
 
-    def gradients_of_step(
-        self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor], has_latest: bool
-    ) -> GradsAndVars:
+    def on_flush(self) -> Any:
+        return tf.no_op()
+
+    def gradients_of_step(self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor]) -> GradsAndVars:
         counts = [var.read_value() for var in self._counts]
         if is_first is not False:
             counts = [tf.where(is_first, tf.zeros_like(count), count) for count in counts]
-        if has_latest:
-            counts = [count + number for count, number in zip(counts, self._numbers())]
-        return [(self._whole(grad, var, counts, is_first, has_latest), var) for grad, var in grads_and_vars]
+        counts = [count + number for count, number in zip(counts, self._numbers())]
+
+        def total(accumulator: Accumulator, part: LossPart, key: Any) -> Gradient:
+            return accumulator.peek(part.grads.get(key), part.count, is_first)
+
+        return self._wholes(grads_and_vars, counts, total)
+
+    def gradients_of_flush(self, grads_and_vars: GradsAndVars) -> GradsAndVars:
+        counts = [var.read_value() for var in self._counts]
+        return self._wholes(grads_and_vars, counts, lambda accumulator, part, key: accumulator.stored())
+
+    def _wholes(
+        self,
+        grads_and_vars: GradsAndVars,
+        counts: Sequence[tf.Tensor],
+        total: Callable[[Accumulator, LossPart, Any], Gradient],
+    ) -> GradsAndVars:
+        """Return the sums of the means of all losses.
+
+        Args:
+          grads_and_vars: the sums for the first loss over the number of micro-batches, with their variables.
+          counts: the numbers over which each loss is a mean, then that of micro-batches.
+          total: function of an accumulator, its loss and the key of its variable that returns the accumulated gradient.
+        """
+        return [(self._whole(grad, _tf.variables.key_of(var), counts, total), var) for grad, var in grads_and_vars]
 
     def _whole(
-        self, mean: Gradient, var: tf.Variable, counts: List[tf.Tensor], is_first: Any, has_latest: bool
+        self,
+        mean: Gradient,
+        key: Any,
+        counts: Sequence[tf.Tensor],
+        total: Callable[[Accumulator, LossPart, Any], Gradient],
     ) -> Gradient:
-        """Return the sum of the means of all losses. `mean` is the sum for the first over the micro-batches' number."""
-        key = _tf.variables.key_of(var)
         whole = _tf.inner_optimizer.scale_gradient(mean, tf.math.divide_no_nan(counts[-1], counts[0]))
         for part, accumulators, count in zip(self._here[1:], self._accumulators, counts[1:]):
             if key in accumulators:
-                accumulator = accumulators[key]
-                grad = part.grads.get(key)
-                total = accumulator.peek(grad, part.count, is_first) if has_latest else accumulator.stored()
-                whole = added(whole, total, tf.math.reciprocal_no_nan(count))
+                whole = added(whole, total(accumulators[key], part, key), tf.math.reciprocal_no_nan(count))
         return whole
 
     def _numbers(self) -> List[tf.Tensor]:

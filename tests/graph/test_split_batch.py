@@ -557,6 +557,26 @@ def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(norma
 
 
 @pytest.mark.law("L19")
+def test_a_weight_of_another_loss_has_no_gradient_beside_batch_normalisation():
+    """Of zeros, an optimizer would create slots for it, and one with weight decay would move it."""
+
+    def which(size):
+        with tf.Graph().as_default():
+            x, y = placeholders()
+            hidden = dense(tf.reshape(x, [-1, 24]), "hidden", 6)
+            mean, variance = tf.nn.moments(hidden, [0])
+            hidden = tf.tanh(tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3))
+            heads = [dense(hidden, name, 1) for name in ("one", "other")]
+            losses = [tf.sqrt(tf.reduce_mean((head - y) ** 2)) for head in heads]
+            if size:
+                losses = accum.compat.v1.split_batch(losses, [x, y], size)
+            variables = tf1.trainable_variables()
+            return [[grad is None for grad in tf.gradients(loss, variables)] for loss in losses]
+
+    assert which(6) == which(None) == [[False] * 4 + [True] * 2, [False] * 2 + [True] * 2 + [False] * 2]
+
+
+@pytest.mark.law("L19")
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["pixels", "transposed"])
 def test_pixels_behind_batch_normalisation_may_be_rows_of_the_loss(order):
     def program(images, classes):

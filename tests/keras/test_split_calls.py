@@ -975,19 +975,19 @@ STEPS = {Masked: TOKENS, UnequalParts: X[:13]}
 MODELS = [Adversarial, BothAtOnce, TwoTasks, AutoEncoder, Masked, AfterUpdate, Momentum, Modes, OptionalOutputs]
 
 
-def trained(make, epochs=2, run_eagerly=False, evaluates=False, replicas=1, **options):
+def trained(make, epochs=2, run_eagerly=False, evaluates=False, replicas=1, examples=None, **options):
     """Train, and return all variables and logs. Plain Keras computes the same eagerly, and that takes no trace."""
     run_eagerly = run_eagerly or (not options and replicas == 1)
     with mirrored(replicas=replicas).scope() if replicas > 1 else tf.name_scope("one"):
-        return trained_here(make, epochs, run_eagerly, evaluates, **options)
+        return trained_here(make, epochs, run_eagerly, evaluates, examples, **options)
 
 
 plain = functools.lru_cache(maxsize=None)(trained)  # of a train step, for all tests of it
 
 
-def trained_here(make, epochs, run_eagerly, evaluates, **options):
+def trained_here(make, epochs, run_eagerly, evaluates, examples, **options):
     tf.random.set_seed(1)
-    data = STEPS.get(make, X)
+    data = STEPS.get(make, X)[:examples]
     model = make()
     model(data[:2])
     generator = np.random.RandomState(3)
@@ -1193,6 +1193,20 @@ def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by
 def test_on_several_replicas_several_updates_are_those_of_plain_keras(replicas, size):
     expected, logs = plain(InTurn, replicas=replicas)
     weights, own_logs = trained(InTurn, replicas=replicas, micro_batch_size=size)
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.law("L11")
+@pytest.mark.tf("2.4", because="a weight can't be assigned to on a replica before")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("make", [BothAtOnce, AutoEncoder, AfterUpdate, TwoTasks, Masked])
+def test_on_unequal_replicas_a_step_of_ones_own_is_that_of_plain_keras(make, replicas):
+    """The last batch has 17 examples, of which one of four replicas gets 2."""
+    expected, logs = plain(make, replicas=replicas, examples=37)
+    weights, own_logs = trained(make, replicas=replicas, examples=37, micro_batch_size=3)
     assert_same(weights, expected)
     assert_same(own_logs.values(), logs.values())
 

@@ -237,6 +237,24 @@ def test_private_attributes_of_others_are_assigned_in_one_layer():
     assert found == set(PRIVATE)
 
 
+DIAGNOSIS = "accum._keras._diagnosis"
+
+
+def test_the_rules_that_read_a_model_are_reached_through_one_table():
+    inside = {name for name in MODULES if name.startswith(DIAGNOSIS + ".")}
+    taken = set().union(*[imported(ast.walk(tree_of(MODULES[name]))) for name in MODULES if name not in inside])
+    assert {name for name in taken - {DIAGNOSIS} if name.startswith(DIAGNOSIS)} == {DIAGNOSIS + "._rules"}
+    table = next(
+        node.value
+        for node in tree_of(MODULES[DIAGNOSIS + "._rules"]).body
+        if isinstance(node, ast.AnnAssign) and text_of(node.target) == "RULES"
+    )
+    applied = {node.id for node in ast.walk(table) if isinstance(node, ast.Name)}
+    functions = [node for name in inside for node in tree_of(MODULES[name]).body if isinstance(node, ast.FunctionDef)]
+    rules = {node.name for node in functions if node.name.startswith("warn_of_")}
+    assert rules - applied == {"warn_of_batch_norms"}  # which others call
+
+
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if ".compat." in name or "._diagnosis" in name))
 def test_an_error_within_a_rule_never_reaches_the_user(name):
     functions = [node for node in ast.walk(tree_of(MODULES[name])) if isinstance(node, ast.FunctionDef)]

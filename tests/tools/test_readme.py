@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 import versions
+
+import accum
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT, SUPPORT = os.path.dirname(HERE), os.path.join(HERE, "support")
@@ -48,6 +51,11 @@ def said_last(block):
     return (int(match.group(1)), int(match.group(2))) if match else (9, 9)
 
 
+def says_that_it_warns(block):
+    """Whether a block is about a warning of a result that may differ, by its comment `# warns`."""
+    return "# warns" in block
+
+
 ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i, block in enumerate(blocks(page))]
 
 
@@ -67,12 +75,17 @@ def test_a_block_runs_as_it_stands(page, block):
     else:
         name = f"<a block of {page}>"  # not the page: AutoGraph would read other lines of it than those of the block
         linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
-        exec(compile(block, name, "exec"), {})
+        with warnings.catch_warnings():
+            if not says_that_it_warns(block):
+                warnings.simplefilter("error", accum.InexactWarning)
+            exec(compile(block, name, "exec"), {})
 
 
 def _run_on_two_replicas(block):
     """In a process of its own: several strategies in one mix up their collective operations, those of plain TF too."""
-    code = "import replicas\nreplicas.make_cpus()\nreplicas.look_often_for_the_end_of_replicas()\n" + block
+    strict = "" if says_that_it_warns(block) else "warnings.simplefilter('error', accum.InexactWarning)\n"
+    code = "import replicas\nreplicas.make_cpus()\nreplicas.look_often_for_the_end_of_replicas()\n"
+    code += f"import warnings, accum\n{strict}{block}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=SUPPORT, stderr=subprocess.PIPE, timeout=120
     )

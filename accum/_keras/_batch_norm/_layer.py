@@ -147,9 +147,15 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         self.follow(self._following()[0])
         return true_after([accumulator.keep(is_first) for accumulator in self.places])
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
+    def on_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
+        return self._end_of_followed([accumulator.whole(is_first) for accumulator in self.places])
+
+    def on_flush(self) -> Wait:
+        return self._end_of_followed([accumulator.without_latest() for accumulator in self.places])
+
+    def _end_of_followed(self, wholes: Sequence[Moments]) -> Wait:
         self.follow(self._following()[0])
-        moved = self._move([accumulator.whole(is_first, has_latest) for accumulator in self.places])
+        moved = self._move(wholes)
         # A later cycle may not call the layer in training, because it was frozen.
         return true_after([accumulator.forget_latest(moved) for accumulator in self.places])
 
@@ -171,7 +177,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         with tf.control_dependencies([self.alone.receive(moments)]):
             done = tf.cond(
                 is_last,
-                lambda: self._move([self.alone.whole(False, True)]),
+                lambda: self._move([self.alone.whole(False)]),
                 lambda: self.alone.keep(tf.equal(number, 0.0)),
             )
         with tf.control_dependencies([done]):
@@ -185,7 +191,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
 
     def flush(self) -> Wait:
         """Update with an unfinished cycle of calls, if there is one. Returns an op or tensor to wait for, or None."""
-        return self._end_cycle(lambda: self._move([self.alone.whole(False, False)]))
+        return self._end_cycle(lambda: self._move([self.alone.without_latest()]))
 
     def reset(self) -> Wait:
         """Discard an unfinished cycle of calls. Returns an op or tensor to wait for, or None."""

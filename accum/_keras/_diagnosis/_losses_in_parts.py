@@ -7,9 +7,10 @@ import numpy as np
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._keras._batch_norm._layer import batch_norms_of
+from accum._keras._diagnosis._seen import Seen
 from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
-from accum._tf import Nested, tf
+from accum._tf import tf
 
 MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
 """Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
@@ -24,16 +25,11 @@ examples, or it divides by time steps whose number is that of the part."""
 
 
 @_check.rule
-def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed: bool) -> None:
-    """Warn once of the compiled losses that have just been computed if those of parts of a batch give another update.
-
-    Args:
-      model: a `GradientAccumulateModel`.
-      is_trimmed: whether the parts are micro-batches by tokens, in place of the batches of a cycle.
-      are_summed: whether the gradients of the parts are added up.
-    """
+def warn_of_losses_of_batch(seen: Seen) -> None:
+    """Warn once of the compiled losses just computed if those of parts of a batch give another update."""
+    model, is_trimmed = seen.model, seen.is_trimmed
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    if not isinstance(container, ReportingLoss):
+    if not seen.is_in_parts or not isinstance(container, ReportingLoss):
         return
     kinds = [(id(one.loss), one.output.shape.rank, _has_unknown_steps(one.output)) for one in container.calls]
     found: Dict[str, List[str]] = {}
@@ -49,7 +45,7 @@ def warn_of_losses_of_batch(model: tf.keras.Model, is_trimmed: bool, are_summed:
             f"{_check.shown(found[ACROSS])}. [accum: loss-counts]",
             _check.InexactWarning,
         )
-    if SUM in found and not are_summed and model._accum.is_first_time("losses: " + SUM):
+    if SUM in found and seen.is_mean and model._accum.is_first_time("losses: " + SUM):
         _check.warn(
             f"A compiled loss adds up the examples of a batch, and each {parts} has only some of those of the full "
             f"batch, so the mean of their gradients is smaller than the full batch's gradient: pass {instead}, or "
@@ -75,29 +71,27 @@ def _words(is_trimmed: bool) -> Tuple[str, str]:
 
 
 @_check.rule
-def warn_of_network_of_batch(model: tf.keras.Model, x: Nested, is_trimmed: bool) -> None:
+def warn_of_network_of_batch(seen: Seen) -> None:
     """Warn once if examples provably meet in the network whose losses have just been computed, in a traced train step.
 
     Of batch normalisation there are warnings of their own.
-
-    Args:
-      model: a `GradientAccumulateModel`.
-      x: the inputs of a part of a batch.
-      is_trimmed: as for `warn_of_losses_of_batch`.
     """
+    model = seen.model
+    if not seen.is_in_parts:
+        return
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
     outputs = container.outputs.get(_replicas.replica_number()) if isinstance(container, ReportingLoss) else None
     if not outputs or tf.executing_eagerly() or batch_norms_of(model) or _tf.batch_norm.batch_norms_in(model):
         return
     if not model._accum.is_first_time("network"):
         return
-    graph = outputs[0].graph
+    graph, x = outputs[0].graph, _tf.losses.unpack_data(seen.data)[0]
     leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
     given = {leaf.name: _rows.Rows(0, 1) for leaf in leaves if leaf.graph is graph}
     found = _rows.analyse(graph, [output.op.name for output in outputs], given)
     met = [*found.meets, *found.reduces]
     if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
-        parts, instead = _words(is_trimmed)
+        parts, instead = _words(seen.is_trimmed)
         _check.warn(
             f"The examples of a batch meet in the network, and each {parts} has only some of those of the full batch, "
             f"so the update differs: pass {instead}. Received: "

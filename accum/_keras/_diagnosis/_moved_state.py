@@ -6,6 +6,7 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._keras._diagnosis._seen import Seen
 from accum._keras._optimizer._internals import internals_of
 from accum._tf import tf
 
@@ -100,11 +101,11 @@ class StateWatch:
 
 
 @_check.rule
-def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
-    """Warn of variables to which each micro-batch of a whole batch assigns, given their handles."""
-    moved = {id(handle) for handle in handles}
+def warn_of_moved(seen: Seen) -> None:
+    """Warn of variables to which each micro-batch of a whole batch assigns."""
+    model, moved = seen.model, {id(handle) for handle in seen.handles}
     if moved:
-        _warn_of(model, names_of_moved(model, handles))
+        _warn_of(model, names_of_moved(model, seen.handles))
         _note_batch_norms(model, [layer for layer, var in _moving_means(model) if id(_handle_of(var)) in moved])
 
 
@@ -128,7 +129,7 @@ def _note_batch_norms(model: tf.keras.Model, layers: Sequence[tf.keras.layers.La
     own = model._accum
     own.batch_norms_in_training = [layer.name for layer in layers] or own.batch_norms_in_training
     if not own.size.is_auto or own.size.in_use != "auto":
-        warn_of_batch_norms(model)
+        warn_of_batch_norms(Seen(model))
 
 
 def _names_of(variables: Sequence[tf.Variable]) -> List[str]:
@@ -193,16 +194,16 @@ _BATCH_NORMS = (
 
 
 @_check.rule
-def warn_of_batch_norms(model: tf.keras.Model) -> None:
+def warn_of_batch_norms(seen: Seen) -> None:
     """Warn once of the batch normalisation of Keras that has run in training."""
-    own = model._accum
+    own = seen.model._accum
     if not own.batch_norms_in_training or not own.is_first_time("batch norms"):
         return
     whole = "pass `whole_batch='batch_norm'`"
     if own.size.requested is None:
         other = "accum_steps" if own.size.tokens is None else "micro_batch_tokens"
         whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
-    elif _makes_cycles(model):
+    elif _makes_cycles(seen.model):
         whole = "pass larger batches in place of `accum_steps`, and no `whole_batch=()`"
     _check.warn(
         f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes only the moving statistics those of the full "
@@ -212,11 +213,18 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
 
 
 @_check.rule
-def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
+def warn_of_batch_norms_under_auto(seen: Seen) -> None:
+    """Warn once of the batch normalisation of Keras that has run in training, unless it will see whole batches."""
+    if "batch_norm" not in seen.model._accum.whole_batch:
+        warn_of_batch_norms(seen)
+
+
+@_check.rule
+def warn_of_batches_in_prediction(seen: Seen) -> None:
     """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
-    if not model._accum.is_first_time("batch norms in prediction"):
+    if not seen.model._accum.is_first_time("batch norms in prediction"):
         return
-    norms = _tf.layer_calls.batch_norms_always_in_training(model)
+    norms = _tf.layer_calls.batch_norms_always_in_training(seen.model)
     layers = sorted({layer.name for layer in norms if layer.trainable})
     if layers:
         _check.warn(

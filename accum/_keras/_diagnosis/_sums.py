@@ -1,18 +1,17 @@
 """Warnings of losses that add up examples, and of those that are no mean over them."""
 
-from typing import Any, Sequence
-
 from accum import _check, _tf
-from accum._keras._optimizer._internals import internals_of
+from accum._keras._diagnosis._seen import Seen
 from accum._keras._steps._added_losses import may_have_entries
 from accum._keras._steps._reporting_loss import ReportingLoss
-from accum._tf import tf
 
 
 @_check.rule
-def warn_of_unlike_losses(model: tf.keras.Model) -> None:
+def warn_of_unlike_losses(seen: Seen) -> None:
     """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
-    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    if not (seen.is_split or seen.is_cycle):
+        return
+    container = getattr(seen.model, _tf.losses.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
         container.has_warned = True
         _check.warn(
@@ -27,18 +26,12 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
 
 
 @_check.rule
-def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
-    """Warn once of losses that layers have just added, and Keras adds up over fewer examples than the full batch has.
-
-    Args:
-      model: a `GradientAccumulateModel`.
-      is_split: whether losses are those of the micro-batches of a batch.
-      is_cycle: whether gradients of several batches are averaged.
-    """
-    own = model._accum
+def warn_of_summed_losses(seen: Seen) -> None:
+    """Warn once of losses that layers have just added, and Keras adds up over fewer examples than there are."""
+    own = seen.model._accum
     is_proven = own.is_exact_by_default and own.size.tokens is None  # to depend on no example, or else it is not split
-    summed = [loss for loss in _tf.steps.added_losses(model) if may_have_entries(loss)]
-    may_differ = not is_proven if is_split else is_cycle
+    summed = [loss for loss in _tf.steps.added_losses(seen.model) if may_have_entries(loss)]
+    may_differ = not is_proven if seen.is_split and not seen.sums else seen.is_cycle and seen.is_mean
     if summed and may_differ and own.is_first_time("summed losses"):
         _check.warn(
             "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
@@ -49,11 +42,10 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
 
 
 @_check.rule
-def warn_of_summed_activities(model: tf.keras.Model) -> None:
+def warn_of_summed_activities(seen: Seen) -> None:
     """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
-    layers = [
-        layer.name for layer in _tf.models.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None
-    ]
+    all_layers = _tf.models.layers_of(seen.model)
+    layers = [layer.name for layer in all_layers if getattr(layer, "activity_regularizer", None) is not None]
     if layers and _tf.steps.sums_activities():
         _check.warn(
             "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
@@ -82,24 +74,23 @@ _MEAN_OF_SUMS = (
 
 
 @_check.rule
-def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
+def warn_of_sums_in_cycle(seen: Seen) -> None:
     """Warn once of losses that are sums over examples if updates have come to take several batches after `compile`."""
-    plan = model._accum.options.plan
-    if plan.accum_steps != 1 or plan.reduction == "sum":  # `compile` has warned, or they are added up
+    model = seen.model
+    if model._accum.options.plan.accum_steps != 1 or not seen.is_mean:  # `compile` has warned, or they are added up
         return
     adds_up = _tf.losses.adds_up_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
-    accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
-    if adds_up and accumulates and model._accum.is_first_time("sums in a cycle"):
+    if adds_up and seen.is_cycle and model._accum.is_first_time("sums in a cycle"):
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
 
 
 @_check.rule
-def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
-    """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
+def warn_of_inexact_loss(seen: Seen) -> None:
+    """Warn if the compiled loss of a model is not exact with the arguments of the model."""
+    model, model_options = seen.model, seen.model._accum.options
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    plan = model_options.plan
-    accumulates = plan.accum_steps != 1  # batches: what is only split is exact
-    if plan.reduction != "sum" and accumulates and _tf.losses.adds_up_examples(container):
+    accumulates = model_options.plan.accum_steps != 1  # batches: what is only split is exact
+    if seen.is_mean and accumulates and _tf.losses.adds_up_examples(container):
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it

@@ -15,7 +15,7 @@ from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras import _step_context
 from accum._keras._callbacks import FlushCallback
-from accum._keras._diagnosis._sums import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._diagnosis import _rules
 from accum._keras._model._accumulation import ModelAccumulation
 from accum._keras._model._optimizers import ModelOptimizers, replaced_within
 from accum._keras._model._options import OF_ACCUM_ALONE, ModelOptions
@@ -258,7 +258,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if getattr(model, "optimizer", None) is not None:
             made._accum.compile_micro_batches(made, _tf.steps.XLA_IS_ASKED_FOR)
             ModelOptimizers(made).take_over()
-            warn_of_inexact_loss(made, model_options)
+            _rules.apply("compiled", _rules.Seen(made))
         return made
 
     def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
@@ -356,7 +356,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         asks = {**bound.arguments, **kwargs}.get("jit_compile") is True or _tf.steps.XLA_IS_ASKED_FOR
         self._accum.compile_micro_batches(self, asks)
         optimizers_of_model.take_over()
-        warn_of_inexact_loss(self, self._accum.options)
+        _rules.apply("compiled", _rules.Seen(self))
         optimizers = accumulating_optimizers(self) if self._accum.optimizers else []
         if len(optimizers) == 1:  # it may be the same optimizer after layers were frozen or unfrozen
             internals_of(optimizers[0]).expect(self)
@@ -530,7 +530,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Make the train function; also wrap an optimizer that was set after `compile`."""
         if ModelOptimizers(self).take_over():
             self.train_function = None
-        warn_of_summed_activities(self)
+        _rules.apply("making the train function", _rules.Seen(self))
         is_new = self._makes_anew("train_function", args, kwargs)
         made = self._made_function("train_function", super().make_train_function, args, kwargs)
         if is_new and self._accum.size.splits and not self._accum.size.is_auto:

@@ -28,8 +28,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
-from accum._keras._diagnosis._moved_state import warn_of_batch_norms
-from accum._keras._diagnosis._sums import warn_of_unlike_losses
+from accum._keras._diagnosis import _rules
 from accum._keras._model._size_in_use import WHOLE_BATCH
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
@@ -185,7 +184,7 @@ class AutoSizedSteps:
             has_halved = True
         if has_halved:
             self._size.report()
-            self._warn_of_splitting()
+            _rules.apply('"auto" has begun to split', _rules.Seen(self._model, is_split=True))
         return result
 
     def _arguments(
@@ -207,12 +206,6 @@ class AutoSizedSteps:
 
     def _has_updated(self) -> bool:
         return any(float(part) for part in self._local(self._variables.updates))
-
-    def _warn_of_splitting(self) -> None:
-        """Warn of what differs from the full batch, now that batches are split."""
-        if "batch_norm" not in self._model._accum.whole_batch:
-            warn_of_batch_norms(self._model)
-        warn_of_unlike_losses(self._model)
 
     def _has_failed_anywhere(self, error: Optional[BaseException]) -> bool:
         """Whether memory ran out on any worker: all have to agree on a size."""
@@ -295,7 +288,7 @@ class AutoSizedSteps:
             return
         text = described(peaks, ready.gauges, count) if own < count else "memory of another worker is short"
         self._size.choose(evened(size, self._largest(count)), text)
-        self._warn_of_splitting()
+        _rules.apply('"auto" has begun to split', _rules.Seen(self._model, is_split=True))
 
     def _prepared(self, data: Data, gauges: Sequence[Gauge]) -> Optional[Prepared]:
         """Let everything be allocated that is so only once. None if that fails, or no gauge can be used."""

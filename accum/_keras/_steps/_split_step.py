@@ -19,7 +19,7 @@ from accum._engine._micro_batches import FIRST, Index, MicroBatches
 from accum._engine._statistics import Moments
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norm_following
-from accum._keras._diagnosis._moved_state import StateWatch, warn_of_batches_in_prediction
+from accum._keras._diagnosis import _rules
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._keras._step_listener import PartsSeen
@@ -143,7 +143,7 @@ class SplitStep:
         self._check_layers()
 
         def micro_batch(part: Data, index: Index) -> Nested:
-            watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
+            watch = _rules.StateWatch.of_first_batch(self._model) if self._collector is None else None
             self._collector, self._metrics = Collector(is_of_part=True), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
@@ -286,7 +286,7 @@ class SplitStep:
 
     def test(self, data: Data) -> Logs:
         """Evaluate a batch, given what Keras gives to a test step. Returns the logs."""
-        warn_of_batches_in_prediction(self._model)
+        _rules.apply("before evaluation or prediction of a split batch", _rules.Seen(self._model))
         sums = self._steps.sums_losses
 
         def micro_batch(part: Data, index: Index) -> Nested:
@@ -304,7 +304,7 @@ class SplitStep:
         Raises:
           ValueError: an output has no axis, so that there is nothing to concatenate.
         """
-        warn_of_batches_in_prediction(self._model)
+        _rules.apply("before evaluation or prediction of a split batch", _rules.Seen(self._model))
 
         def micro_batch(part: Data, _index: Index) -> Nested:
             outputs, count = self._steps.run("predict_step", part), Batch(part).count

@@ -5,13 +5,7 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
-from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch, warn_of_network_of_batch
-from accum._keras._diagnosis._moved_state import StateWatch
-from accum._keras._diagnosis._sums import (
-    warn_of_summed_losses,
-    warn_of_sums_in_cycle,
-    warn_of_unlike_losses,
-)
+from accum._keras._diagnosis import _rules
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._keras._steps._optimizer_calls import Collector, Gate, TrainStep
@@ -56,7 +50,7 @@ class UserSteps:
         model = self.model
         optimizers = accumulating_optimizers(model)
         is_cycle = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
-        watch = StateWatch.of_cycle(model, optimizers) if is_cycle and collector is None else None
+        watch = _rules.StateWatch.of_cycle(model, optimizers) if is_cycle and collector is None else None
         train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector, gate)
         with contextlib.ExitStack() as stack:
             weight = model._accum.weight.begin(self._weight_of(data))
@@ -71,28 +65,23 @@ class UserSteps:
             if isinstance(container, ReportingLoss):
                 stack.enter_context(container.of_train_step())
             logs = self.run("train_step", data)
-            if is_cycle or model._accum.size.tokens is not None:
-                warn_of_network_of_batch(model, _tf.losses.unpack_data(data)[0], not is_cycle)
+            _rules.apply("train step traced", _rules.Seen(model, data, is_cycle=is_cycle))
         if watch is not None:
             watch.warn_of_changes(train_step.operations_beside)
         self._check(train_step, optimizers)
-        is_mean = model._accum.options.plan.reduction != "sum"
-        if self._splits_losses or is_cycle:
-            warn_of_unlike_losses(model)
-            warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)
-        if is_cycle or model._accum.size.tokens is not None:
-            warn_of_losses_of_batch(model, not is_cycle, not is_mean)
-        warn_of_sums_in_cycle(model, optimizers)
+        _rules.apply("train step checked", self._seen(data, is_cycle))
         return logs, model._accum.weight.read(weight)
 
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
         weight = self.model._accum.weight.begin(self._weight_of(data))
         logs = self.run("test_step", data)
-        if self._splits_losses:
-            warn_of_unlike_losses(self.model)
-            warn_of_summed_losses(self.model, not self.sums_losses, is_cycle=False)
+        _rules.apply("evaluated", self._seen(data, is_cycle=False))
         return logs, self.model._accum.weight.read(weight)
+
+    def _seen(self, data: Data, is_cycle: bool) -> _rules.Seen:
+        is_split = self._splits_losses
+        return _rules.Seen(self.model, data, is_split, is_cycle, is_split and self.sums_losses)
 
     def _weight_of(self, data: Data) -> Optional[Scalar]:
         """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""

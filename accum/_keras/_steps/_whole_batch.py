@@ -23,7 +23,7 @@ from accum._engine._trace import Marks, Trace, Unrepeatable, is_differentiable
 from accum._engine._whole_call import ExamplesMeet, segments_of, whole_call
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
-from accum._keras._diagnosis._moved_state import names_of_moved, warn_of_moved
+from accum._keras._diagnosis import _rules
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._batch_draws import BatchDraws
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
@@ -527,7 +527,7 @@ class WholeBatchCalls:
         _require_tape(layer, arguments.leaves)
         traced = self._traced(layer, call, arguments)
         segments = traced.segments
-        moved = names_of_moved(self._model, segments.graph.variables.moved) if self._is_exact(layer) else []
+        moved = _rules.names_of_moved(self._model, segments.graph.variables.moved) if self._is_exact(layer) else []
         if moved:
             raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
         _require_unread(segments.graph.trace)
@@ -550,7 +550,7 @@ class WholeBatchCalls:
                 watched,
             )
             losses = self._as_shares(traced.losses(whole, losses), batch)
-        warn_of_moved(self._model, segments.graph.variables.moved)
+        _rules.apply("whole batch computed", _rules.Seen(self._model, handles=segments.graph.variables.moved))
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
 
