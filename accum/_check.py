@@ -90,6 +90,15 @@ def warn(message: str, category: Type[Warning] = UserWarning) -> None:
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
+OR_AT_ONCE = ", or leave out `whole_batch`, and it is computed for the whole batch at once"
+"""Ends the remedies of errors that are only a reason of a warning if `whole_batch` was not passed."""
+
+
+def reason_of(error: Union[str, Exception]) -> str:
+    """Return what an error says, for a warning of what has been computed at once because of it."""
+    return str(error).replace(OR_AT_ONCE, "")
+
+
 def rule(function: Function) -> Function:
     """Decorate a function that reads a user's program to warn of it: an error of its own ends it, and is only logged.
 

@@ -437,10 +437,8 @@ class VariableList:
         if self._may_change and not is_in_cycle():
             return
         if not tf.executing_eagerly():
-            # an optimizer of a static graph has no `build`
-            remedy = "" if _tf.graphs.in_static_graph() else ", or call `build(var_list)` when it changes"
             raise ValueError(
-                f"One optimizer accumulates for one list of variables: use an optimizer for each list{remedy}. "
+                "One optimizer accumulates for one list of variables: use an optimizer for each list. "
                 f"{received} [accum: variable-list]"
             )
         if is_in_cycle():

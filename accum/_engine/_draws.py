@@ -236,7 +236,8 @@ class Draws:
             if self._advancing:
                 _check.warn(
                     "These operations draw random numbers that differ with the size of micro-batches, because each "
-                    "call advances the seed of its layer: train with `GradientAccumulateModel`, or pass `whole_batch`. "
+                    "call advances the seed of its layer: train with `GradientAccumulateModel`, or leave out "
+                    "`whole_batch=()`. "
                     f"Received: {_check.shown(self._advancing)}. [accum: random-numbers]",
                     _check.InexactWarning,
                 )

@@ -11,7 +11,7 @@ computed from the moments of the whole batch. Where examples meet otherwise, `_m
 
 from typing import Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._statistics import Moments, Normalization, with_bessel
 from accum._engine._trace import Barrier, Key, Marks, Unrepeatable
 from accum._tf import tf
@@ -215,8 +215,8 @@ class FoundStatistics:
             if library is not None and library.normalizes(op.node_def):
                 raise Unrepeatable(
                     "An operation that looks across examples, such as batch normalization, can't be computed over the "
-                    "whole batch within a loop, a conditional or a function of its own: take it out of there, or "
-                    f"pass `whole_batch=()`. Received: {op.name!r}. [accum: whole-batch-loop]"
+                    "whole batch within a loop, a conditional or a function of its own: take it out of "
+                    f"there{_check.OR_AT_ONCE}. Received: {op.name!r}. [accum: whole-batch-loop]"
                 )
 
 

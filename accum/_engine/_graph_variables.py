@@ -8,7 +8,7 @@
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._leveled_graph import Key, LeveledGraph
 from accum._engine._trace import Unrepeatable
 from accum._tf import tf
@@ -229,7 +229,7 @@ class GraphVariables:
                 raise Unrepeatable(
                     "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
                     "within a loop, a conditional or a function of its own: read all of it first, with "
-                    f"`tf.convert_to_tensor`, or pass `whole_batch=()`. Received: {name!r}."
+                    f"`tf.convert_to_tensor`{_check.OR_AT_ONCE}. Received: {name!r}."
                     " [accum: whole-batch-loop]"
                 )
 
@@ -244,7 +244,7 @@ class GraphVariables:
                     "With `whole_batch`, each micro-batch is computed again, and must be the same. Within a loop, "
                     "a conditional or a function of its own, a layer draws random numbers, assigns to a variable, or "
                     "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not): do "
-                    f"that before it, or pass `whole_batch=()`. Received: {name!r}, with {sorted(hidden)}."
+                    f"that before it{_check.OR_AT_ONCE}. Received: {name!r}, with {sorted(hidden)}."
                     " [accum: whole-batch-loop]"
                 )
 

@@ -62,8 +62,8 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 def _not_again(because: str) -> str:
     return (
-        f"This gradient can't be differentiated again, as a penalty on it requires, because {because}, or pass "
-        "`whole_batch=()`. [accum: whole-batch-gradient]"
+        f"This gradient can't be differentiated again, as a penalty on it requires, because {because}; or, if the "
+        "loss is a mean over examples that do not meet, pass `whole_batch=()`. [accum: whole-batch-gradient]"
     )
 
 

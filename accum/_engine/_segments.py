@@ -23,7 +23,7 @@ where `mean` is a constant, because the derivative of the variance by it is 0. S
 import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
 from accum._engine._cut_graph import CutGraph, Phase
@@ -576,8 +576,8 @@ def _float32(tensor: tf.Tensor) -> tf.Tensor:
 
 
 NOT_BATCHED = (
-    "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: pass "
-    "`whole_batch=()`, or return one entry for each example. [accum: batch-axis]"
+    "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: return one entry for "
+    f"each example{_check.OR_AT_ONCE}. [accum: batch-axis]"
 )
 
 

@@ -185,7 +185,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable], is
     value, grads = _differentiated(loss, variables)
     _check.pairs(zip(grads, variables))
     if segments is None:
-        _check.warn(AT_ONCE.format(reason=reason))
+        _check.warn(AT_ONCE.format(reason=_check.reason_of(reason)))
     return value, grads
 
 

@@ -76,11 +76,16 @@ def is_loss_scale_optimizer(optimizer: Any) -> bool:
 
 def without_loss_scale(optimizer: Any) -> Any:
     """Return the optimizer inside a `LossScaleOptimizer`, or any other optimizer unchanged."""
-    if not is_loss_scale_optimizer(optimizer):
-        return optimizer
-    if hasattr(optimizer, "inner_optimizer"):
-        return optimizer.inner_optimizer
-    return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
+    name = attribute_within_loss_scale(optimizer)
+    return optimizer if name is None else getattr(optimizer, name)
+
+
+def attribute_within_loss_scale(optimizer: Any) -> Optional[str]:
+    """Return the name of the attribute of a `LossScaleOptimizer` that has the optimizer inside; None for any other."""
+    if optimizer is None or not is_loss_scale_optimizer(optimizer):
+        return None
+    # 2.2 and 2.3 have no public name for it; dies with 2.3
+    return "inner_optimizer" if hasattr(optimizer, "inner_optimizer") else "_optimizer"
 
 
 def loss_scale_of(optimizer: Any) -> float:

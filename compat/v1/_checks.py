@@ -188,7 +188,8 @@ def require_before_single_steps(has_train_op: bool, has_idle_op: bool) -> None:
             "a train op, which makes a step by itself" if has_train_op else "a `flush` or `reset`, which does nothing"
         )
         raise ValueError(
-            "With `accum_steps=1`, only the ops of `accumulation_ops` accumulate: call it first, or set `accum_steps`. "
+            "With `accum_steps=1`, only the ops of `accumulation_ops` accumulate: call it first, or pass "
+            "another `accum_steps` to the optimizer. "
             f"Received: accum_steps=1, after {what}. [accum: no-accumulation]"
         )
 

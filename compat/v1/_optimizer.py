@@ -108,7 +108,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking, name)
         if isinstance(optimizer, AccumOptimizer):
             raise ValueError(
-                f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}."
+                f"`optimizer` accumulates already: pass `accum_steps` where it is created. Received: {optimizer!r}."
                 " [accum: wrapped-twice]"
             )
         _checks.require_inner(optimizer)

@@ -69,7 +69,9 @@ def _shortfall(inside: Inside) -> str:
     if inside.constant is not None or inside.reason:
         words.append(f"{inside.reason} Use `tf.shape(x)[0]`, or -1, in place of a number.".strip())
     data = [op for op in inside.before_losses if _tf.op_walks.gives_data(op)]
-    lacking = [one for op in data for one in op.outputs if one.name not in inside.fed and _has_examples(one)]
+    known = {one.name for one in inside.fed.values()} | set(inside.fed)
+    known |= {one.op.inputs[0].name for one in inside.batch if one.op.type == "PlaceholderWithDefault"}
+    lacking = [one for op in data for one in op.outputs if one.name not in known and _has_examples(one)]
     missing = [f"{inside.source(one.op).name}:{one.value_index}" for one in lacking]
     if missing:
         words.append(f"`batch` lacks {sorted(missing)}.")

@@ -1,5 +1,6 @@
 """Compute a function over a whole batch in a static graph, by `split_batch` (laws L18 and L19)."""
 
+import re
 from typing import Any, Optional, Sequence, Tuple
 
 from accum import _check
@@ -46,8 +47,15 @@ def whole_value(
     optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
     pairs = _check.pairs(optimizer.compute_gradients(value, variables))
     if reason is not None:
-        _check.warn(AT_ONCE.format(reason=reason))
+        _check.warn(AT_ONCE.format(reason=_reason_here(reason)))
     return value, pairs
+
+
+def _reason_here(error: Exception) -> str:
+    """Return what `split_batch` says, with a remedy in place of those that name its arguments."""
+    sentences = re.split(r"(?<=\.) ", _check.reason_of(error))
+    kept = [one for one in sentences if "`outputs`" not in one and "`given`" not in one]
+    return " ".join(["If only a loss of the outputs needs the whole batch, return these, and pass `loss`.", *kept])
 
 
 def _of_any_length(leaf: Any) -> Any:

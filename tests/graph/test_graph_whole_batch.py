@@ -3,6 +3,8 @@
 The oracle is plain TensorFlow on the whole batch, with `compute_gradients` and UPDATE_OPS.
 """
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -433,8 +435,12 @@ def test_what_can_t_be_split_is_computed_at_once(is_branch, is_default):
             with pytest.raises(ValueError, match="split_batch.*"):
                 split(images)
             return
-        with pytest.warns(UserWarning, match=r"at once.*pass `whole_batch=\(\)`. The reason: .*accum: not-split"):
+        with warned("at once") as said:
             found = split(images)
+        (text,) = said
+        assert "return these, and pass `loss`" in text and "accum: not-split" in text
+        assert not {"outputs", "given"}.intersection(re.findall(r"`(\w+)`", text))  # `split_batch` alone takes them
+        assert is_branch or "lacks" not in text
         with tf1.variable_scope("", reuse=True):
             value = function(images)
         session.run(tf1.global_variables_initializer())

@@ -526,7 +526,7 @@ def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
 def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_for(reduction):
     """The gradient of a vector, which "none" leaves, is the sum of its elements' gradients."""
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
-    with pytest.warns(UserWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
+    with pytest.warns(UserWarning, match="`reduction='sum', micro_batch_weight='equal'`"):
         from_model(functional(), 2).compile("sgd", loss)
     with silent():
         from_model(functional(), 2, reduction="sum", micro_batch_weight="equal").compile("sgd", loss)
@@ -538,7 +538,7 @@ def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_
 def test_so_does_one_that_was_compiled_before_the_model_accumulates(reduction):
     plain = functional()
     plain.compile("sgd", tf.keras.losses.MeanSquaredError(reduction=reduction))
-    with pytest.warns(accum.InexactWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
+    with pytest.warns(accum.InexactWarning, match="`reduction='sum', micro_batch_weight='equal'`"):
         from_model(plain, 2)
     with silent():
         from_model(plain, 2, reduction="sum", micro_batch_weight="equal")

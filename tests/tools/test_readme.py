@@ -81,6 +81,14 @@ def test_a_block_runs_as_it_stands(page, block):
             exec(compile(block, name, "exec"), {})
 
 
+def test_a_block_may_warn_of_what_may_differ_only_if_it_says_so():
+    warns = "import warnings\nimport accum\nwarnings.warn('It may differ.', accum.InexactWarning)\n"
+    with pytest.raises(accum.InexactWarning):
+        test_a_block_runs_as_it_stands("a page", warns)
+    with pytest.warns(accum.InexactWarning):
+        test_a_block_runs_as_it_stands("a page", warns + "# warns\n")
+
+
 def _run_on_two_replicas(block):
     """In a process of its own: several strategies in one mix up their collective operations, those of plain TF too."""
     strict = "" if says_that_it_warns(block) else "warnings.simplefilter('error', accum.InexactWarning)\n"

@@ -27,7 +27,11 @@ def test_nearly_all_operations_have_a_rule_on_each_version():
 
 
 def test_a_row_counts_what_has_no_rule():
-    network = {"operations": 300, "kinds": {"rows": 190, "meets": 10}, "without": {"Fancy": 3}}
+    network = {
+        "operations": 300,
+        "kinds": {"rows": 190, "reduces": 3, "behind": 4, "acts": 1, "meets": 2},
+        "without": {"Fancy": 3},
+    }
     text = script.page({"2.15.1": {"date": "2026-01-31", "networks": {"net": network}}})
-    assert "| net | 2.15.1 | 300 | 200 | 190 | 0 | 10 | 98.50 % |" in text
+    assert "| net | 2.15.1 | 300 | 200 | 190 | 0 | 7 | 1 | 2 | 98.50 % |" in text
     assert "Without a rule: `Fancy` (3)." in text

@@ -8,6 +8,7 @@ from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._diagnosis._seen import Seen
+from accum._keras._diagnosis._sums import BY_REDUCTION, BY_SUM
 from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
 from accum._tf import tf
@@ -45,12 +46,12 @@ def warn_of_losses_of_batch(seen: Seen) -> None:
             f"{_check.shown(found[ACROSS])}. [accum: loss-counts]",
             _check.InexactWarning,
         )
-    if SUM in found and seen.is_mean and model._accum.is_first_time("losses: " + SUM):
+    if SUM in found and (seen.is_mean or is_trimmed) and model._accum.is_first_time("losses: " + SUM):
         _check.warn(
             f"A compiled loss adds up the examples of a batch, and each {parts} has only some of those of the full "
             f"batch, so the mean of their gradients is smaller than the full batch's gradient: pass {instead}, or "
-            "`reduction='sum', micro_batch_weight='equal'`, or let the "
-            f"loss be a mean. Received: {_check.shown(found[SUM])}. [accum: sum]",
+            f"{BY_REDUCTION if is_trimmed else BY_SUM}, or let the loss be a mean. Received: "
+            f"{_check.shown(found[SUM])}. [accum: sum]",
             _check.InexactWarning,
         )
     if STEPS in found and not is_trimmed and model._accum.is_first_time("losses: " + STEPS):

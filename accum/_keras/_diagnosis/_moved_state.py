@@ -143,7 +143,7 @@ def _warn_of(model: tf.keras.Model, names: List[str]) -> None:
         if not _makes_cycles(model) and model._accum.whole_batch:
             other_way = "or in the train step"
         elif not _makes_cycles(model) and model._accum.size.splits:
-            other_way = "or in the train step without `whole_batch=()`, where it runs once per batch"
+            other_way = f"or in the train step, and {model._accum.to_see_whole_batches}, so that it runs once per batch"
         else:
             other_way = "or where `has_stepped` of the optimizer is true"
         _check.warn(

@@ -17,6 +17,7 @@ from accum._keras._diagnosis._moved_state import (
 from accum._keras._diagnosis._seen import Seen
 from accum._keras._diagnosis._sums import (
     warn_of_inexact_loss,
+    warn_of_penalties,
     warn_of_summed_activities,
     warn_of_summed_losses,
     warn_of_sums_in_cycle,
@@ -34,6 +35,7 @@ RULES: Dict[str, Sequence[Callable[[Seen], None]]] = {
         warn_of_summed_losses,
         warn_of_losses_of_batch,
         warn_of_sums_in_cycle,
+        warn_of_penalties,
     ],
     "evaluated": [warn_of_unlike_losses, warn_of_summed_losses],
     "before evaluation or prediction of a split batch": [warn_of_batches_in_prediction],

@@ -66,10 +66,15 @@ _MEANS_OVER_LABELS = {
 }
 
 
+BY_REDUCTION = "compile a `tf.keras.losses.Loss` with the reduction SUM"
+BY_SUM = (
+    "`reduction='sum', micro_batch_weight='equal'` with penalties on weights divided by `accum_steps`, because each "
+    "batch adds them once more"
+)
 _MEAN_OF_SUMS = (
     "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
-    "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
-    "is a mean. [accum: sum]"
+    "differs from the full batch: pass larger batches and `micro_batch_size` in place of `accum_steps`, or "
+    f"{BY_SUM}; or compile a loss that is a mean. [accum: sum]"
 )
 
 
@@ -85,6 +90,20 @@ def warn_of_sums_in_cycle(seen: Seen) -> None:
 
 
 @_check.rule
+def warn_of_penalties(seen: Seen) -> None:
+    """Warn once of losses that do not depend on the batch, and that `reduction="sum"` adds up over its parts."""
+    penalties = seen.model.losses if seen.is_cycle and not seen.is_mean else []
+    if penalties and seen.model._accum.is_first_time("penalties"):
+        _check.warn(
+            "With `reduction='sum'`, the gradients of losses that the model adds, such as penalties on weights, count "
+            "once for each batch of a cycle: divide these losses by `accum_steps`, and ignore this warning, or pass "
+            f"larger batches and `micro_batch_size` in place of `accum_steps`. Received: {len(penalties)} losses."
+            " [accum: sum]",
+            _check.InexactWarning,
+        )
+
+
+@_check.rule
 def warn_of_inexact_loss(seen: Seen) -> None:
     """Warn if the compiled loss of a model is not exact with the arguments of the model."""
     model, model_options = seen.model, seen.model._accum.options
@@ -92,6 +111,14 @@ def warn_of_inexact_loss(seen: Seen) -> None:
     accumulates = model_options.plan.accum_steps != 1  # batches: what is only split is exact
     if seen.is_mean and accumulates and _tf.losses.adds_up_examples(container):
         _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
+    is_equal = model_options.arguments["micro_batch_weight"] == "equal"
+    if model._accum.size.tokens is not None and is_equal and container and not _tf.losses.sums_over_examples(container):
+        _check.warn(
+            "`micro_batch_weight='equal'` counts micro-batches by tokens alike, although they have different sizes, "
+            "which is right only for compiled losses with the reduction SUM: leave `micro_batch_weight` out, or "
+            f"{BY_REDUCTION}. [accum: sum]",
+            _check.InexactWarning,
+        )
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
     if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:

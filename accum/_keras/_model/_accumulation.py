@@ -180,15 +180,20 @@ class ModelAccumulation:
         """
         if what is None or not self.is_first_time(f"parts of a batch in {name}"):
             return
-        option, remedy = "whole_batch=()", "leave out `whole_batch`"
-        if self.size.tokens is not None:
-            option, remedy = "micro_batch_tokens", "pass `micro_batch_size` in place of `micro_batch_tokens`"
+        option = "whole_batch=()" if self.size.tokens is None else "micro_batch_tokens"
         _check.warn(
             f"With `{option}`, whatever sees several examples at once, and methods of your own, see those of a "
-            f"micro-batch, so the {name.replace('_', ' ')} may differ from that of the full batch: {remedy}. "
-            f"Received: {what}. [accum: whole-batch-off]",
+            f"micro-batch, so the {name.replace('_', ' ')} may differ from that of the full batch: "
+            f"{self.to_see_whole_batches}. Received: {what}. [accum: whole-batch-off]",
             _check.InexactWarning,
         )
+
+    @property
+    def to_see_whole_batches(self) -> str:
+        """What a user has to do so that the step runs once per batch, in words."""
+        if self.size.tokens is not None:
+            return "pass `micro_batch_size` in place of `micro_batch_tokens`"
+        return "leave out `whole_batch`"
 
     def sees_batch_in_training(self, model: tf.keras.Model) -> bool:
         """Whether train steps compute something over the whole batch, as far as is known before the first batch."""
@@ -246,7 +251,8 @@ class ModelAccumulation:
         if self.is_first_time("batches of one part"):
             _check.warn(
                 "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
-                f"train on larger batches. Received: {received}. [accum: batch-sizes]"
+                f"train on larger batches, or do without: `accum.unwrap(model)` returns a plain model. "
+                f"Received: {received}. [accum: batch-sizes]"
             )
 
     def is_first_time(self, what: str) -> bool:

@@ -17,7 +17,7 @@ from accum._keras import _step_context
 from accum._keras._callbacks import FlushCallback
 from accum._keras._diagnosis import _rules
 from accum._keras._model._accumulation import ModelAccumulation
-from accum._keras._model._optimizers import ModelOptimizers, replaced_within
+from accum._keras._model._optimizers import ModelOptimizers, flush_of, replaced_within
 from accum._keras._model._options import OF_ACCUM_ALONE, ModelOptions
 from accum._keras._model._size_in_use import SizeInUse, batches_of_fit
 from accum._keras._optimizer._internals import accumulation_of, internals_of
@@ -245,7 +245,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
         if isinstance(model, GradientAccumulateModel):
             raise ValueError(
-                "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
+                "`model` accumulates already: set its `micro_batch_size`, or pass `accum.unwrap(model)`. Received: "
                 f"{model!r}. [accum: wrapped-twice]"
             )
         model_options = ModelOptions.of(
@@ -314,12 +314,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if self._accum.size.tokens is not None:
             raise ValueError(
                 "The batches of this model are split by `micro_batch_tokens`: create another model with "
-                f"`micro_batch_size`. Received: {size!r}. [accum: set-later]"
+                f"`micro_batch_size`, from `accum.unwrap(model)`. Received: {size!r}. [accum: set-later]"
             )
         if _check.micro_batch_size(size) is None:
             raise ValueError(
-                "`micro_batch_size` can't be removed from a model: set it to the size of the batches, which then are "
-                "not split. Received: None. [accum: set-later]"
+                "`micro_batch_size` can't be removed from a model: take `accum.unwrap(model)`, which is not split. "
+                "Received: None. [accum: set-later]"
             )
         arguments = self._accum.options.arguments
         arguments["micro_batch_size"] = size
@@ -621,7 +621,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         optimizers = accumulating_optimizers(self) if self._accum.optimizers is not None else []
         if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
             _check.warn(
-                f"An unfinished cycle is left out of {where}: call `model.optimizer.flush()` first, or save a "
+                f"An unfinished cycle is left out of {where}: call `{flush_of(self)}` first, or save a "
                 "`tf.train.Checkpoint`, which keeps it. [accum: unfinished-cycle]",
             )
 

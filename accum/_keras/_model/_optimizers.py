@@ -20,6 +20,12 @@ _NOT_THE_USERS = ("_self_", "_unconditional_", "_obj_reference", "_accum", "_lay
 Replace = Callable[[tf.keras.optimizers.Optimizer], tf.keras.optimizers.Optimizer]
 
 
+def flush_of(model: tf.keras.Model) -> str:
+    """Return the Python expression that ends a cycle of the first optimizer of a model."""
+    inner = _tf.optimizers.attribute_within_loss_scale(model.optimizer)
+    return "model.optimizer.flush()" if inner is None else f"model.optimizer.{inner}.flush()"
+
+
 class ModelOptimizers:
     """Wraps the optimizers of a model.
 
@@ -49,9 +55,9 @@ class ModelOptimizers:
             internals_of(optimizer).cycle.is_built and internals_of(optimizer).cycle.is_in_cycle() for optimizer in gone
         ):
             _check.warn(
-                "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` "
-                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
-                " [accum: unfinished-cycle]",
+                "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call "
+                f"`{flush_of(self._model)}` first, or compile with the optimizer that the model has "
+                "(`model.optimizer`). [accum: unfinished-cycle]",
                 _check.InexactWarning,
             )
         for optimizer in accumulating:

@@ -131,13 +131,14 @@ class ModelOptions:
             raise ValueError(
                 "`micro_batch_tokens` makes micro-batches of different sizes, and micro_batch_weight='equal' would "
                 "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
-                "divides by, or pass `reduction='sum'` for a loss that is a sum. [accum: arguments]"
+                "divides by, or pass `reduction='sum'` for a compiled loss with the reduction SUM. [accum: arguments]"
             )
         splits = (micro_batch_size, micro_batch_tokens) != (None, None)
         if (splits or micro_batch_weight != "equal") and _tf.graphs.in_static_graph():
             raise ValueError(
                 "Keras in graph mode never calls `train_step`, which would split batches and weight micro-batches: "
-                "compile a plain model with `GradientAccumulateOptimizer`, or pass `accum_steps` alone and "
+                "compile a plain model with `GradientAccumulateOptimizer`, around an optimizer of "
+                "`tf.keras.optimizers.legacy` where there are such, or pass `accum_steps` alone and "
                 "micro_batch_weight='equal'. [accum: graph-mode]"
             )
         return cls(arguments, plan)

@@ -338,7 +338,8 @@ class GradientAccumulateOptimizer:
         elif not new.is_one_micro_step:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
-                f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}. [accum: set-later]"
+                f"construct the optimizer, or its model from `accum.unwrap(model)`, with accum_steps={{0: 1, "
+                f"first_step: {value}}}. [accum: set-later]"
             )
 
     @property
@@ -362,7 +363,7 @@ class GradientAccumulateOptimizer:
             raise ValueError(
                 "`has_stepped` is not known while a train step runs on the micro-batches of a batch: the optimizer "
                 "makes its step after all of them. Do what follows a step in a callback (`on_train_batch_end`), or "
-                "leave out `whole_batch`, and the train step runs once per batch. [accum: has-stepped]"
+                "pass `micro_batch_size` alone, and the train step runs once per batch. [accum: has-stepped]"
             )
         if self._cycle.is_built:
             return self._cycle.has_stepped()

@@ -13,10 +13,7 @@ from accum._keras import _step_context
 from accum._keras._optimizer._internals import Internals, internals_of, is_accumulating
 from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 
-_REMEDY = (
-    "Pass each optimizer to `compile`, or keep it as an attribute of the model, or wrap it: "
-    "`accum.GradientAccumulateOptimizer(optimizer, accum_steps)`."
-)
+_REMEDY = "Pass each optimizer to `compile`, or keep it as an attribute of the model."
 
 
 def read_weight(weight: Union[Scalar, tf.Variable, None]) -> Optional[Scalar]:
@@ -112,8 +109,9 @@ class Collector:
         raise ValueError(
             f"The train step {what} within a conditional or loop on tensors (`tf.cond`, `tf.while_loop`, or an `if` or "
             "`for` that AutoGraph converts), which a step over micro-batches can't look into. Move the call out of it; "
-            "or use a plain `tf.keras.Model`, compute the gradients by `accum.value_and_gradients` before the "
-            f"conditional, and apply them in it. Received: {branches[-1].name!r}. [accum: inner-function]"
+            "or leave out `whole_batch=()`, if you pass it; or use a plain `tf.keras.Model`, compute the gradients by "
+            "`accum.value_and_gradients` before the conditional, "
+            f"and apply them in it. Received: {branches[-1].name!r}. [accum: inner-function]"
         )
 
 

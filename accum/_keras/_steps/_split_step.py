@@ -54,9 +54,10 @@ class SplitStep:
         """Raise if a layer keeps a state for each example of a batch, which the next batch continues."""
         stateful = [layer.name for layer in _tf.models.layers_of(self._model) if _tf.layers.is_stateful_rnn(layer)]
         if stateful:
+            option = "micro_batch_size" if self._model._accum.size.tokens is None else "micro_batch_tokens"
             raise ValueError(
                 "A recurrent layer with `stateful=True` has a state for each example of a batch, and splitting the "
-                "batch would hand the states of one micro-batch to the next. Leave out `micro_batch_size` (with "
+                f"batch would hand the states of one micro-batch to the next. Leave out `{option}` (with "
                 "`accum_steps`, each batch continues the one before it, as in plain Keras), or create the layer "
                 f"without `stateful`. Received: {stateful}. [accum: stateful]"
             )

@@ -110,7 +110,8 @@ class UserSteps:
         if self._may_split_losses and _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "The losses of micro-batches are either averaged or added up, so they can't have the reduction NONE, "
-                "nor be sums and means together: leave out `whole_batch`, with which any loss is exact, or let all "
+                "nor be sums and means together: "
+                f"{self.model._accum.to_see_whole_batches}, and any loss is exact, or let all "
                 "losses be means (`reduction='sum_over_batch_size'`) or all sums (`reduction='sum'`). Received: "
                 f"reductions {_tf.losses.reductions(container)}. [accum: sum]"
             )

@@ -10,6 +10,7 @@ A call is traced once, with marks at the layers that look across examples.
 
 import contextlib
 import inspect
+import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
@@ -215,8 +216,8 @@ def _dense(tensor: Leaf) -> tf.Tensor:
     tensor = tf.convert_to_tensor(native) if isinstance(native, tf.Variable) else tensor
     if not isinstance(tensor, tf.Tensor):
         raise ValueError(
-            "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or pass "
-            f"`whole_batch=()`. Received: {tensor!r}. [accum: batch-axis]"
+            f"With `whole_batch`, the outputs of a model must be dense tensors: make them so{_check.OR_AT_ONCE}. "
+            f"Received: {tensor!r}. [accum: batch-axis]"
         )
     return tensor
 
@@ -245,9 +246,8 @@ def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
         return
     raise Unrepeatable(
         "An operation that looks across examples, such as batch normalization, can't be computed over the whole batch "
-        "within a loop or conditional, whose body may run any number of times: take it out of there, or pass "
-        "`whole_batch=()`. "
-        f"Received: {layer.name!r}. [accum: whole-batch-loop]"
+        "within a loop or conditional, whose body may run any number of times: take it out of "
+        f"there{_check.OR_AT_ONCE}. Received: {layer.name!r}. [accum: whole-batch-loop]"
     )
 
 
@@ -282,7 +282,7 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
 
 def _reason(error: Exception) -> str:
     """Return what an error says, without the lines that AutoGraph and Keras put around it."""
-    lines = str(error).splitlines()
+    lines = re.sub("\x1b\\[[0-9;]*m", "", _check.reason_of(error)).splitlines()  # Keras 3 prints some in bold
     own = [line for line in lines if "[accum: " in line]
     if own or len(lines) == 1:
         return (own or lines)[-1].strip()
@@ -362,7 +362,7 @@ def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wa
         if not marks.is_here() or not tensors:
             raise ValueError(
                 "With `whole_batch`, what a layer gives to a metric must be tensors that it computes outside of loops "
-                f"and conditionals: do so, or pass `whole_batch=()`. Received: the metric {metric.name!r}."
+                f"and conditionals: do so{_check.OR_AT_ONCE}. Received: the metric {metric.name!r}."
                 " [accum: whole-batch-loop]"
             )
         is_number = (
