@@ -42,13 +42,15 @@ def test_penalties_that_a_sum_would_count_for_each_batch_are_named_and_may_be_di
     def ours(rate):
         model = network(rate)
         model.set_weights(start)
-        with pytest.warns(accum.InexactWarning, match="divide these losses by `accum_steps`"):
+        with pytest.warns(accum.InexactWarning, match="divide these by `accum_steps`"):
             return trained(from_model(model, 2, **WITH_SUMS), sum_of_squares, 4)
 
     plain = network(0.3)
     plain.set_weights(start)
     expected = trained(plain, sum_of_squares, 8)
     assert_near(ours(0.15), expected)
+    with silent(accum.InexactWarning):  # of means, all is as many times larger
+        trained(from_model(network(0.3), 2, reduction="sum"), "mse", 4)
     assert np.abs(ours(0.3)[0] - expected[0]).max() > 1e-3
 
 

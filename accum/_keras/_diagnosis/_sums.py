@@ -91,13 +91,14 @@ def warn_of_sums_in_cycle(seen: Seen) -> None:
 
 @_check.rule
 def warn_of_penalties(seen: Seen) -> None:
-    """Warn once of losses that do not depend on the batch, and that `reduction="sum"` adds up over its parts."""
-    penalties = seen.model.losses if seen.is_cycle and not seen.is_mean else []
+    """Warn once of losses that do not depend on the batch, beside those that are sums: both are added up over parts."""
+    are_sums = _tf.losses.sums_over_examples(getattr(seen.model, _tf.losses.LOSS_CONTAINER, None))
+    penalties = seen.model.losses if are_sums and seen.is_cycle and not seen.is_mean else []
     if penalties and seen.model._accum.is_first_time("penalties"):
         _check.warn(
-            "With `reduction='sum'`, the gradients of losses that the model adds, such as penalties on weights, count "
-            "once for each batch of a cycle: divide these losses by `accum_steps`, and ignore this warning, or pass "
-            f"larger batches and `micro_batch_size` in place of `accum_steps`. Received: {len(penalties)} losses."
+            "With losses that are sums and `reduction='sum'`, losses that the model adds, such as penalties on "
+            "weights, count once for each batch of a cycle: divide these by `accum_steps`, and ignore this warning, or "
+            f"pass larger batches and `micro_batch_size` in place of `accum_steps`. Received: {len(penalties)} losses."
             " [accum: sum]",
             _check.InexactWarning,
         )
