@@ -189,7 +189,6 @@ def report(known):
     measured = list(dict.fromkeys((each["task"]["size"], each["task"]["network"]) for each in results))
     tables = [
         (["MiB beyond the built model: process / tensors"] + list(RUNS) + ["share"], memory_row),
-        (["share of the bytes of all cuts", "levels", "kept cuts", "all, MiB", "kept", "largest group"], plan_row),
         (["seconds"] + [f"first, {run}" for run in TIMED] + [f"later, {run}" for run in TIMED], time_row),
         (["ratio"] + ["first step to plain Keras", "step to plain splitting", "to the full batch"] * 2, ratio_row),
         (["off plain Keras: weights, statistics", "examples reversed"] + list(TIMED[1:]), apart_row),
@@ -235,15 +234,6 @@ def share(peaks):
     if None in (peaks[FULL], peaks[MICRO], peaks[ALL]) or peaks[FULL] <= peaks[MICRO]:
         return None
     return (peaks[ALL] - peaks[MICRO]) / (peaks[FULL] - peaks[MICRO])
-
-
-def plan_row(results, size, name, clock):
-    plans = [row["plan"] for row in rows_of(results, name, "memory", size) if row["run"] == ALL and row.get("plan")]
-    if not plans:
-        return [label(results, size, name)] + ["–"] * 5
-    plan = plans[0]
-    cells = [shown(plan[key]) for key in ("levels", "cuts", "all", "kept", "group")]
-    return [f"{label(results, size, name)}: {(plan['kept'] + plan['group']) / plan['all']:.2f}"] + cells
 
 
 def times(results, size, name, clock):

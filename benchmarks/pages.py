@@ -44,17 +44,6 @@ def both_memories_rows(results):
     return rows
 
 
-def plan_rows(results):
-    rows = []
-    for size, name in measured(results, "memory"):
-        plans = [row["plan"] for row in rows_of(results, name, "memory", size) if row["run"] == ALL]
-        if size == "large":
-            cells = [shown(plans[0][key]) for key in ("levels", "cuts", "all", "kept", "group")]
-            part = (plans[0]["kept"] + plans[0]["group"]) / plans[0]["all"]
-            rows.append([label(size, name)] + cells + [shown(part, "{:.2f}")])
-    return rows
-
-
 def all_times_rows(results):
     """Those of networks whose runs took no turns too."""
     rows = []
@@ -101,7 +90,6 @@ TABLES = [
     ("docs/index.md", "| 64 images |", overview_rows),
     ("docs/whole-batch.md", "| | full batch |", memory_rows),
     ("benchmarks/README.md", "| | full batch | one micro-batch |", both_memories_rows),
-    ("benchmarks/README.md", "| | segments |", plan_rows),
     ("benchmarks/README.md", "| | first step: full batch, plain splitting", all_times_rows),
 ]
 """(page, how the first line of its table begins, the rows)."""

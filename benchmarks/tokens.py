@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import accum  # noqa: E402
-from accum._engine._token_budget import plan_of  # noqa: E402
+from accum._keras._tokens._budget import plan_of  # noqa: E402
 
 WORDS, WIDTH, LONGEST = 1000, 128, 128
 

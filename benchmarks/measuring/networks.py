@@ -160,16 +160,6 @@ class Clock:
         self.wall, self.processor = (end - start for end, start in zip(now, self._start))
 
 
-def plan_of(model, count):
-    """The MiB that `whole_batch` keeps, computes again and would keep of all cuts, by shapes; None for other models."""
-    traces = list(model._accum.traces.values()) if hasattr(model, "_accum") else []
-    if not traces:
-        return None
-    segments = traces[-1][1].segments
-    plan = {key: getattr(segments.plan, f"{key}_bytes") * count / MIB for key in ("kept", "group", "all")}
-    return dict(plan, cuts=len(segments.plan.cuts), levels=segments.graph.count)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Workers
 
@@ -191,7 +181,7 @@ def measure_memory(task):
         return {"rows": [dict(row, failed="out of memory")], "versions": machine.versions()}
     if not np.isfinite(loss):
         raise AssertionError(f"The loss is no number: {loss}.")
-    row.update(host_mib=host_peak_mib() - built, built_mib=built, plan=plan_of(model, count))
+    row.update(host_mib=host_peak_mib() - built, built_mib=built)
     if on_device is not None:
         row["device_mib"] = device_mib(device, "peak") - on_device
     return {"rows": [row], "versions": machine.versions()}
@@ -219,7 +209,6 @@ def time_steps(task):
             del models[name]
             continue
         rows[name].update(first=[clock.wall, clock.processor], ends=nets[name].get_weights())
-        rows[name].update(plan=plan_of(models[name], task["batch"]))
     _compare(rows, models, nets, initial, (x, y))
     for _ in range(task["rounds"]):
         order.shuffle(names)

@@ -1,7 +1,9 @@
 """The benchmarks run, and refuse to time what is not equal; their numbers are for a quiet machine."""
 
+import importlib.util
 import json
 import os
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -16,6 +18,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def benchmarks_importable(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in os.listdir(BENCHMARKS) if name.endswith(".py")))
+def test_whatever_a_script_imports_is_there(name, monkeypatch):
+    """Of the package, too, which moves its private modules."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location(f"script_{name[:-3]}", os.path.join(BENCHMARKS, name))
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def task(api, workload):
