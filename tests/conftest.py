@@ -1,6 +1,7 @@
 """What every test file shares: two logical CPUs, no drawing, and the marks `slow` and `tf`."""
 
 import gc
+import logging
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -24,6 +25,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "law(names): the laws of the semantics that the test holds")
     config.addinivalue_line("markers", "slow: starts processes, takes a second, or varies what a quick test shows")
     config.addinivalue_line("markers", "tf(min, max, keras, because): the TensorFlow and Keras that the test needs")
+    config.addinivalue_line("markers", "rule_fails: a rule that reads a user's program ends by an error of its own")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_cpus()
     look_often_for_the_end_of_replicas()
@@ -46,6 +48,30 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+class _FailedRules(logging.Handler):
+    """Keeps what is logged of rules that end by an error of their own, and so warn of nothing."""
+
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage() + "\n" + logging.Formatter().formatException(record.exc_info))
+
+
+@pytest.fixture(autouse=True)
+def rules_end_without_an_error(request):
+    """Users don't see an error of a rule: here, it fails the test, unless that is marked `rule_fails`."""
+    handler, logger = _FailedRules(), logging.getLogger("accum")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    assert request.node.get_closest_marker("rule_fails") or not handler.texts, handler.texts[0]
 
 
 OF_TF_1 = versions.TF_VERSION < (2, 8)  # what programs are likely to have; the other way is for slow tests

@@ -168,7 +168,8 @@ def is_settled_at_once(graph: Any, operations: Sequence[tf.Operation], handle: A
         return False
     part = tf.compat.v1.GraphDef()
     part.versions.CopyFrom(graph.as_graph_def().versions)
-    part.node.extend([op.node_def for op in ops if op not in reads and op.type != "Placeholder"])
+    copied = [op for op in ops if op not in reads and op.type != "Placeholder"]
+    part.node.extend([placed(node_of(op), _data(op.node_def)) for op in copied])  # those of a conditional wait for it
     with tf.Graph().as_default(), plain_session() as session:
         before = tf.compat.v1.placeholder(value.dtype, value.shape)
         feeds = {name: tf.constant(constant.numpy()) for name, constant in constants.items()}

@@ -296,6 +296,7 @@ def test_what_changes_no_result_is_of_another_category():
 
 
 @pytest.mark.tf("2.2")
+@pytest.mark.rule_fails
 def test_a_rule_that_fails_is_no_error_of_the_program(monkeypatch, caplog):
     """Rules read what users write, of whatever kind that is."""
 

@@ -810,6 +810,27 @@ def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(op
         model.fit(X, Y, batch_size=4, verbose=0)
 
 
+class Decaying(layers.Layer):
+    """Moves a variable to a value that is computed from it, before it uses it."""
+
+    def build(self, shape):
+        self.level = self.add_weight(name="level", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.level.assign(0.9 * self.level + 1.0)
+        return inputs * self.level
+
+
+@pytest.mark.parametrize("options", [{"micro_batch_tokens": 8}, {"micro_batch_size": 2, "whole_batch": ()}])
+def test_what_a_layer_moves_in_each_micro_batch_is_named(options):
+    stack = [tf.keras.Input((None,)), layers.Embedding(5, 3, mask_zero=True), layers.GlobalAveragePooling1D()]
+    model = from_model(tf.keras.Sequential([*stack, Decaying(), layers.Dense(1)]), 1, **options)
+    model.compile("sgd", "mse")
+    with warned("accum: changed-variables") as said:
+        model.train_on_batch(RANDOM.randint(1, 5, size=(4, 4)), RANDOM.normal(size=(4, 1)))
+    assert len(said) == 1 and "level" in said[0]
+
+
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,named", [({"accum_steps": 2}, True), ({"micro_batch_size": 2, "whole_batch": ()}, False)], ids=str
