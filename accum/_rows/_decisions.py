@@ -34,7 +34,7 @@ from accum._rows._states import (
     rows_at,
     whole,
 )
-from accum._rows._values import SIZES, Values, constant_of, is_constant
+from accum._rows._values import SIZES, Values, are_compared_for_all, constant_of, is_constant
 from accum._tf import tf
 
 RULED = (_axes, _elementwise, _images, _products, _reductions)
@@ -51,6 +51,8 @@ STACKED = ("TensorArrayGatherV3", "TensorListStack")
 
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
+
+EQUALITIES = ("Equal", "NotEqual")
 
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
@@ -108,6 +110,7 @@ class Decisions:
         self._stacks: Dict[str, State] = {}
         self._guards: Dict[str, Optional[State]] = {}
         self._same: Set[Key] = set()
+        self._compared: Set[Key] = set()
         self._unsure: Set[Key] = set()  # what is perhaps as long as the batch for the numbers of `COUNTS` alone
         self._unfit: Set[str] = set()  # nodes in a branch that is for other lengths of axes than the assumed ones
         self._independent = self._independent_nodes()
@@ -432,12 +435,29 @@ class Decisions:
         values = self.values.get(key)
         sizes = [one for one in node.inputs if self.states.get(one) == SIZE]
         is_same = values is not None and all(np.array_equal(value, values[0]) for value in values)
+        if self._is_compared(node, key, is_same):
+            self._compared.add(key)
+        else:
+            self._compared.discard(key)
+        is_same = is_same and key not in self._compared
         is_chosen = node.type in MERGES and self._guards[node.name] is not None  # by a size, or by less
         is_of_same = values is None and sizes and self._same.issuperset(sizes) and not is_chosen
         if self.states[key] == SIZE and (is_same or is_of_same):
             self._same.add(key)
         else:
             self._same.discard(key)
+
+    def _is_compared(self, node: Node, key: Key, is_same: bool) -> bool:
+        """Whether a size follows from a comparison that another number of examples than those of `SIZES` may change.
+
+        Such as `tf.shape(x)[0] == 22`, or one with two limits.
+        """
+        if not self._compared.isdisjoint(node.inputs):
+            return True
+        is_bool = node.dtypes[node.outputs.index(key)] == tf.bool.as_datatype_enum
+        if self.states[key] != SIZE or not is_bool:
+            return False
+        return not is_same or (node.type in EQUALITIES and not are_compared_for_all(*map(self.values.get, node.inputs)))
 
     def _check_numbers(self, node: Node) -> None:
         """Raise if a function takes a number that depends on how many examples there are.

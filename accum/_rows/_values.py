@@ -54,6 +54,31 @@ def is_constant(values: Optional[Values]) -> bool:
     return all(np.array_equal(value, several[0]) for value in several)
 
 
+def are_compared_for_all(one: Optional[Values], other: Optional[Values]) -> bool:
+    """Whether numbers that are equal for none of `SIZES`, or for all, are so for any number of examples.
+
+    They are if each is a constant or a multiple of the number of examples, and no number beside `SIZES` makes both
+    equal.
+    """
+    if one is None or other is None or {value.shape for value in one} != {one[0].shape}:
+        return False
+    try:
+        pairs = [np.broadcast_arrays(*pair) for pair in zip(one, other)]
+        numbers = [np.stack([np.ravel(pair[side]) for pair in pairs]).astype("float64") for side in (0, 1)]
+    except ValueError:  # of other shapes, or texts
+        return False
+    slopes = [column[0] / SIZES[0] for column in numbers]
+    constant = [(column == column[0]).all(axis=0) for column in numbers]
+    multiple = [(column == np.outer(SIZES, slope)).all(axis=0) for column, slope in zip(numbers, slopes)]
+    with np.errstate(all="ignore"):
+        meeting = [
+            numbers[1 - side][0] / slopes[side] for side in (0, 1)
+        ]  # the number of examples that makes both equal
+    is_never = [(count < 1) | (count != np.floor(count)) | np.isin(count, SIZES) for count in meeting]
+    alike = (constant[0] & constant[1]) | (multiple[0] & multiple[1])
+    return bool(np.all(alike | (multiple[0] & constant[1] & is_never[0]) | (constant[0] & multiple[1] & is_never[1])))
+
+
 def frozen(values: Optional[Values]) -> Frozen:
     """Return values such that they can be compared."""
     if values is None:

@@ -101,7 +101,7 @@ def test_graph_api_refuses_what_is_no_optimizer(optimizer):
 
 def test_graph_api_refuses_to_accumulate_twice():
     once = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
-    with pytest.raises(ValueError, match="accumulates already: set its `accum_steps`"):
+    with pytest.raises(ValueError, match="accumulates already: pass `accum_steps` where it is created"):
         accum.compat.v1.AccumOptimizer(once, 2)
 
 

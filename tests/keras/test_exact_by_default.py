@@ -168,6 +168,28 @@ class ByCount(layers.Layer):
         return shape
 
 
+class AtSizes(layers.Layer):
+    """Computes something else for batches of some sizes.
+
+    Args:
+      chooses: function of the number of examples.
+    """
+
+    def __init__(self, chooses):
+        super().__init__()
+        self.chooses = chooses
+
+    def call(self, inputs):
+        return inputs * tf.where(self.chooses(tf.shape(inputs)[0]), 1.0, 0.3)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def loss_at_size(y_true, y_pred):
+    return tf.reduce_mean((y_true - y_pred) ** 2, -1) * tf.where(tf.equal(tf.shape(y_pred)[0], BATCH), 1.0, 0.3)
+
+
 @tf.custom_gradient
 def clipped_together(inputs):
     """The gradients of all examples share one norm."""
@@ -317,6 +339,9 @@ BATCHWISE = {
     "state of the examples": lambda: (dense(RunningScale()), X, "mse"),
     "state in a part of a variable": lambda: (dense(RunningRows()), X, "mse"),
     "number of examples": lambda: (dense(ByCount()), X, "mse"),
+    "a certain number of examples": lambda: (dense(AtSizes(lambda n: tf.equal(n, BATCH))), X, "mse"),
+    "a number between others": lambda: (dense(AtSizes(lambda n: tf.logical_and(n > 10, n < 30))), X, "mse"),
+    "a certain number in a loss": lambda: (dense(), X, loss_at_size),
     "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
     "gradient of the batch": lambda: (dense(layers.Lambda(clipped_together)), X, "mse"),
     "gradient of the batch before another": lambda: (dense(layers.Lambda(own_tanh_of_clipped)), X, "mse"),

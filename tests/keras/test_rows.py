@@ -268,6 +268,38 @@ def test_a_shape_is_that_of_a_part_and_any_other_number_is_that_of_the_batch():
     assert analysis.rows(z.name) == Rows(0, 1)
 
 
+SIZES_THAT_MAY_DIFFER = {
+    "equal": lambda n: tf.equal(n, 22),
+    "a multiple is equal": lambda n: tf.equal(6 * n, 132),
+    "another number is equal": lambda n: tf.equal(n - 20, 2),
+    "not equal": lambda n: tf.not_equal(n, 22),
+    "between": lambda n: tf.logical_and(n > 10, n < 30),
+    "chosen": lambda n: tf.where(tf.equal(n, 22), 1.0, 0.3),
+    "as a number": lambda n: 1.0 - tf.cast(tf.equal(n, 22), tf.float32),
+}
+SAME_SIZES = {
+    "more than none": lambda n: n > 0,
+    "as many": lambda n: tf.equal(2 * n, 2 * n),
+    "as many and as long": lambda n: tf.reduce_all(tf.equal(tf.stack([n, 6]), tf.stack([n, 6]))),
+    "none": lambda n: tf.equal(n, 0),
+    "never": lambda n: tf.equal(6 * n, 4),
+    "their share": lambda n: (6 * n) // n,
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("name", [*SIZES_THAT_MAY_DIFFER, *SAME_SIZES])
+def test_a_number_that_another_size_of_the_batch_may_change_is_found(name):
+    """A comparison with a constant may have another result for some size that nobody has tried."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 6])
+        size = {**SIZES_THAT_MAY_DIFFER, **SAME_SIZES}[name](tf.shape(x)[0])
+        y = x * tf.cast(size, tf.float32)
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.is_count(size.name) == (name in SIZES_THAT_MAY_DIFFER)
+    assert (y.op.name in analysis.counting) == (name in SIZES_THAT_MAY_DIFFER)
+
+
 @pytest.mark.law("L21")
 def test_space_to_batch_and_back_keeps_rows():
     def dilated(x):

@@ -89,7 +89,10 @@ def warn_of_network_of_batch(seen: Seen) -> None:
     graph, x = outputs[0].graph, _tf.losses.unpack_data(seen.data)[0]
     leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
     given = {leaf.name: _rows.Rows(0, 1) for leaf in leaves if leaf.graph is graph}
-    found = _rows.analyse(graph, [output.op.name for output in outputs], given)
+    try:
+        found = _rows.analyse(graph, [output.op.name for output in outputs], given)
+    except _rows.ConstantBatchSize:  # in a graph for batches of this size alone, nothing is proven
+        return
     met = [*found.meets, *found.reduces]
     if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
         parts, instead = _words(seen.is_trimmed)
