@@ -52,7 +52,7 @@ STACKED = ("TensorArrayGatherV3", "TensorListStack")
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
 
-EQUALITIES = ("Equal", "NotEqual")
+COMPARISONS = ("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
 
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
@@ -452,12 +452,14 @@ class Decisions:
 
         Such as `tf.shape(x)[0] == 22`, or one with two limits.
         """
+        if self.states[key] != SIZE:  # not of the lengths of rows that are computed with it, either
+            return False
         if not self._compared.isdisjoint(node.inputs):
             return True
-        is_bool = node.dtypes[node.outputs.index(key)] == tf.bool.as_datatype_enum
-        if self.states[key] != SIZE or not is_bool:
+        if node.dtypes[node.outputs.index(key)] != tf.bool.as_datatype_enum:
             return False
-        return not is_same or (node.type in EQUALITIES and not are_compared_for_all(*map(self.values.get, node.inputs)))
+        is_any = node.type not in COMPARISONS or are_compared_for_all(*map(self.values.get, node.inputs))
+        return not (is_same and is_any)
 
     def _check_numbers(self, node: Node) -> None:
         """Raise if a function takes a number that depends on how many examples there are.

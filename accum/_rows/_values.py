@@ -55,10 +55,10 @@ def is_constant(values: Optional[Values]) -> bool:
 
 
 def are_compared_for_all(one: Optional[Values], other: Optional[Values]) -> bool:
-    """Whether numbers that are equal for none of `SIZES`, or for all, are so for any number of examples.
+    """Whether a comparison of numbers that has one result for all of `SIZES` has it for any number of examples.
 
-    They are if each is a constant or a multiple of the number of examples, and no number beside `SIZES` makes both
-    equal.
+    It has if each of the two is a constant or a multiple of the number of examples, unless they become equal at a
+    number of examples that is not among `SIZES`.
     """
     if one is None or other is None or {value.shape for value in one} != {one[0].shape}:
         return False
@@ -71,10 +71,9 @@ def are_compared_for_all(one: Optional[Values], other: Optional[Values]) -> bool
     constant = [(column == column[0]).all(axis=0) for column in numbers]
     multiple = [(column == np.outer(SIZES, slope)).all(axis=0) for column, slope in zip(numbers, slopes)]
     with np.errstate(all="ignore"):
-        meeting = [
-            numbers[1 - side][0] / slopes[side] for side in (0, 1)
-        ]  # the number of examples that makes both equal
-    is_never = [(count < 1) | (count != np.floor(count)) | np.isin(count, SIZES) for count in meeting]
+        equal = [numbers[1 - side][0] / slopes[side] for side in (0, 1)]  # how many examples make both equal
+        is_tried = [np.isin(count, SIZES) | ((count != np.floor(count)) & (count < max(SIZES))) for count in equal]
+        is_never = [(count < 1) | tried for count, tried in zip(equal, is_tried)]
     alike = (constant[0] & constant[1]) | (multiple[0] & multiple[1])
     return bool(np.all(alike | (multiple[0] & constant[1] & is_never[0]) | (constant[0] & multiple[1] & is_never[1])))
 

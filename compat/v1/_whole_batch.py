@@ -47,15 +47,16 @@ def whole_value(
     optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
     pairs = _check.pairs(optimizer.compute_gradients(value, variables))
     if reason is not None:
-        _check.warn(AT_ONCE.format(reason=_reason_here(reason)))
+        _check.warn(AT_ONCE.format(reason=_reason_here(reason, task.loss is None)))
     return value, pairs
 
 
-def _reason_here(error: Exception) -> str:
-    """Return what `split_batch` says, with a remedy in place of those that name its arguments."""
+def _reason_here(error: Exception, may_have_loss: bool) -> str:
+    """Return what `split_batch` says, without what names its arguments, behind a remedy that there is here."""
     sentences = re.split(r"(?<=\.) ", _check.reason_of(error))
     kept = [one for one in sentences if "`outputs`" not in one and "`given`" not in one]
-    return " ".join(["If only a loss of the outputs needs the whole batch, return these, and pass `loss`.", *kept])
+    remedy = ["If only a loss of the outputs needs the whole batch, return these, and pass `loss`."]
+    return " ".join(remedy * may_have_loss + kept)
 
 
 def _of_any_length(leaf: Any) -> Any:

@@ -274,11 +274,15 @@ SIZES_THAT_MAY_DIFFER = {
     "another number is equal": lambda n: tf.equal(n - 20, 2),
     "not equal": lambda n: tf.not_equal(n, 22),
     "between": lambda n: tf.logical_and(n > 10, n < 30),
+    "near": lambda n: tf.abs(n - 22) < 1,
+    "more than thousands": lambda n: n > 5000,
+    "more than thousands and a half": lambda n: tf.cast(n, tf.float32) > 5000.5,
     "chosen": lambda n: tf.where(tf.equal(n, 22), 1.0, 0.3),
     "as a number": lambda n: 1.0 - tf.cast(tf.equal(n, 22), tf.float32),
 }
 SAME_SIZES = {
     "more than none": lambda n: n > 0,
+    "at least one": lambda n: n >= 1,
     "as many": lambda n: tf.equal(2 * n, 2 * n),
     "as many and as long": lambda n: tf.reduce_all(tf.equal(tf.stack([n, 6]), tf.stack([n, 6]))),
     "none": lambda n: tf.equal(n, 0),
@@ -298,6 +302,16 @@ def test_a_number_that_another_size_of_the_batch_may_change_is_found(name):
         analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
     assert analysis.is_count(size.name) == (name in SIZES_THAT_MAY_DIFFER)
     assert (y.op.name in analysis.counting) == (name in SIZES_THAT_MAY_DIFFER)
+
+
+@pytest.mark.law("L21")
+def test_a_length_of_rows_that_a_comparison_has_changed_is_none_of_the_examples():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, None])
+        y = x * tf.where(tf.equal(tf.shape(x)[0], 22), 1.0, 0.3)
+        z = y / tf.cast(tf.shape(y)[1], tf.float32)
+        analysis = analyse(graph, [z.op.name], {x.name: Rows(0, 1)})
+    assert analysis.counting == [y.op.name]
 
 
 @pytest.mark.law("L21")

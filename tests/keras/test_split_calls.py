@@ -1204,7 +1204,7 @@ def test_on_several_replicas_several_updates_are_those_of_plain_keras(replicas, 
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("make", [AfterUpdate, TwoTasks])
 def test_on_unequal_replicas_a_step_of_ones_own_is_that_of_one_device(make, replicas):
-    """The last batch has 17 examples, of which one of four replicas gets 2, and counts by these.
+    """One of four replicas gets 2 of the 17 examples of the last batch, and counts as 2.
 
     The loss of the step is a mean on each replica, and Keras adds up the gradients of replicas.
     """
