@@ -90,6 +90,28 @@ def _in_halves(inputs):
     return 0.5 * (inputs + tf.gather(inputs, (tf.range(count) + count // 2) % count))
 
 
+def _count(x):
+    return tf.shape(x)[0]
+
+
+def _only_if(question):
+    """Twice the inputs if their number is an answer to `question`."""
+    return lambda x: tf.cond(question(_count(x)), lambda: 2.0 * x, lambda: tf.identity(x))
+
+
+def _first_half_weighs_more(x):
+    half = _count(x) // 2
+    return x * tf.concat([tf.fill([half, 1], tf.cast(1.5, x.dtype)), tf.ones([_count(x) - half, 1], x.dtype)], 0)
+
+
+def _in_two_columns(x):
+    """Each example beside the next one, if their number is even."""
+    count = _count(x)
+    even = count - count % 2
+    pairs = tf.reshape(x[:even], [even // 2, 2 * FEATURES])
+    return tf.concat([tf.reshape(tf.nn.softmax(pairs), [-1, FEATURES]), x[even:]], 0)
+
+
 FUNCTIONS = {
     "tanh": tf.tanh,
     "swish": tf.nn.silu if hasattr(tf.nn, "silu") else tf.nn.swish,
@@ -107,6 +129,15 @@ FUNCTIONS = {
     "by count": lambda x: x / tf.cast(tf.shape(x)[0], x.dtype),
     "by place": lambda x: x * tf.cast(tf.range(tf.shape(x)[0])[:, None], x.dtype) / 5.0,
     "in halves": _in_halves,
+    "six only": _only_if(lambda count: tf.equal(count, 6)),
+    "more than five": _only_if(lambda count: count > 5),
+    "about seven": _only_if(lambda count: tf.abs(count - 7) < 2),
+    "even": _only_if(lambda count: tf.equal(count % 2, 0)),
+    "at most five": lambda x: x / tf.cast(tf.minimum(_count(x), 5), x.dtype),
+    "first five": lambda x: x - tf.reduce_mean(x[:5], axis=0),
+    "other count": lambda x: x * tf.cast(tf.where(_count(x) < 6, _count(x), 3), x.dtype),
+    "weighted halves": _first_half_weighs_more,
+    "two columns": _in_two_columns,
     "first": lambda x: x - x[:1],
     "all": lambda x: x / (1.0 + tf.reduce_sum(x**2)),
     "cut": lambda x: tf.where(x > tf.reduce_mean(x), x, 0.1 * x),
@@ -164,6 +195,9 @@ LOSSES = {
     "pairs": lambda y, z, x: tf.reduce_mean(tf.nn.relu(0.5 + z[:, None, 0] - z[None, :, 1])),
     "halves": lambda y, z, x: tf.reduce_mean(z[: tf.shape(z)[0] // 2]) ** 2,
     "product": lambda y, z, x: tf.reduce_mean(z[:, 0]) * tf.reduce_mean(y[:, 0] * z[:, 1]),
+    "by number": lambda y, z, x: tf.reduce_sum((y - z) ** 2) / tf.cast(tf.maximum(tf.shape(z)[0] - 3, 2), z.dtype),
+    "of a number": lambda y, z, x: tf.reduce_mean(tf.where(tf.shape(y)[0] > 6, tf.abs(y - z), (y - z) ** 2)),
+    "first five": lambda y, z, x: tf.reduce_mean((y - z)[:5] ** 2),
 }
 CHANGES = {
     "none": lambda grads, step: grads,
