@@ -1255,22 +1255,37 @@ class Deviation(layers.Layer):
         return inputs + tf.sqrt(tf.reduce_mean((inputs - tf.reduce_mean(inputs, axis=0)) ** 2) + 1e-3)
 
 
+class InPairs(layers.Layer):
+    """Takes the features by twos. If all batches have one size, its graph takes that from a constant."""
+
+    def call(self, inputs):
+        pairs = tf.reshape(inputs, [tf.shape(inputs)[0], 2, 2])
+        return tf.reshape(tf.tanh(pairs), [tf.shape(inputs)[0], 4])
+
+
 @pytest.mark.law("L1", "L17")
+@pytest.mark.parametrize("is_constant", [False, True], ids=["", "constant"])
 @pytest.mark.parametrize("has_replicas", [False, True], ids=["", "replicas"])
 @pytest.mark.parametrize("meets", [False, True], ids=["apart", "meets"])
-def test_a_network_in_which_examples_meet_is_named_in_cycles(meets, has_replicas):
+def test_a_network_in_which_examples_meet_is_named_in_cycles(meets, has_replicas, is_constant):
     """What is named ends elsewhere than at the full batch, and what is not ends there."""
     ended = []
     for accum_steps, batch_size in ((1, 8), (2, 4)):
         with mirrored().scope() if has_replicas and accum_steps > 1 else contextlib.ExitStack():
             model = tf.keras.Sequential(
-                [tf.keras.Input((3,)), layers.Dense(4), Deviation() if meets else layers.Activation("tanh"), linear()]
+                [
+                    tf.keras.Input((3,)),
+                    layers.Dense(4),
+                    InPairs(),
+                    Deviation() if meets else layers.Activation("tanh"),
+                    linear(),
+                ]
             )
             weights = [np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()]
             model.set_weights(weights)
             model = from_model(model, accum_steps)
             model.compile(sgd(), "mse")
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size, drop_remainder=is_constant)
         with warned(category=accum.InexactWarning) as said:
             model.fit(data, epochs=2, verbose=0)
         ended.append(model.get_weights())

@@ -1,6 +1,6 @@
 """Which compiled losses of a part of the full batch are no mean over its examples? (law L5)"""
 
-from typing import Any, Dict, List, Set, Tuple, Union
+from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from accum._engine import _replicas
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._diagnosis._seen import Seen
 from accum._keras._diagnosis._sums import BY_REDUCTION, BY_SUM
-from accum._keras._steps._one_pass import ACROSS_EXAMPLES, name_of, names_of
+from accum._keras._steps._one_pass import ACROSS_EXAMPLES, call_of_any_size, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
 from accum._tf import tf
 
@@ -87,12 +87,15 @@ def warn_of_network_of_batch(seen: Seen) -> None:
     if not model._accum.is_first_time("network"):
         return
     graph, x = outputs[0].graph, _tf.losses.unpack_data(seen.data)[0]
-    leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
-    given = {leaf.name: _rows.Rows(0, 1) for leaf in leaves if leaf.graph is graph}
+    leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
     try:
-        found = _rows.analyse(graph, [output.op.name for output in outputs], given)
+        found = _found_in(graph, leaves, outputs)
     except _rows.ConstantBatchSize:  # in a graph for batches of this size alone, nothing is proven
-        return
+        try:
+            graph, leaves, outputs = call_of_any_size(model, x)
+            found = _found_in(graph, leaves, outputs)
+        except Exception:  # of what can't be looked at, nothing is proven
+            return
     met = [*found.meets, *found.reduces]
     if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
         parts, instead = _words(seen.is_trimmed)
@@ -102,6 +105,11 @@ def warn_of_network_of_batch(seen: Seen) -> None:
             f"operations {_check.shown(met)}. [accum: examples-meet]",
             _check.InexactWarning,
         )
+
+
+def _found_in(graph: tf.Graph, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> _rows.Analysis:
+    given = {one.name: _rows.Rows(0, 1) for one in inputs if one.shape.rank}
+    return _rows.analyse(graph, [output.op.name for output in outputs], given)
 
 
 def _ways_to_differ(call: SeenLoss) -> Set[str]:

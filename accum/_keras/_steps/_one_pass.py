@@ -6,7 +6,7 @@ computed as by `whole_batch="batch_norm"`, whose train step runs once.
 """
 
 import itertools
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
@@ -58,6 +58,13 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         if not (is_built or model.run_eagerly):
             raise  # what the user has to see
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
+
+
+def call_of_any_size(model: tf.keras.Model, x: Nested) -> Tuple[tf.Graph, List[tf.Tensor], List[tf.Tensor]]:
+    """Trace the call of a model in training for any number of examples. Returns (graph, inputs, outputs)."""
+    call = _Call(model, x, None, None, True, [], [], [])
+    graph = call.graph()
+    return graph, call.inputs, call.rows
 
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
@@ -174,6 +181,10 @@ class _Call:
       is_training: whether it is called as in training.
       functions: losses of the user, called as Keras calls them.
       losses, metrics: those that the model was compiled with.
+
+    Attributes, of its graph:
+      inputs: the tensors that stand for the batch.
+      rows: the outputs, and what `functions` return.
     """
 
     def __init__(
@@ -194,20 +205,24 @@ class _Call:
         self._losses = losses
         self._compiled = losses + metrics
         self._sums = bool(losses) and _tf.losses.sums_over_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
-        self._rows: List[tf.Tensor] = []
+        self.rows: List[tf.Tensor] = []
         self._others: List[tf.Tensor] = []
-        self._inputs: List[tf.Tensor] = []
+        self.inputs: List[tf.Tensor] = []
         self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
         self._weights = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(weights) if leaf is not None]
         self._ranks: List[Optional[int]] = []  # of losses
         self._is_dict = isinstance(y, dict)
         self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = self._is_paired = False
 
-    def what_meets(self) -> Optional[str]:
-        """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
+    def graph(self) -> tf.Graph:
+        """Trace the call."""
         traced = tf.function(_tf.graphs.untouched_by_autograph(self._traced))
         with tf.init_scope():
-            graph = traced.get_concrete_function(*self._batch.specs()).graph
+            return traced.get_concrete_function(*self._batch.specs()).graph
+
+    def what_meets(self) -> Optional[str]:
+        """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
+        graph = self.graph()
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
             return "losses that may divide by different numbers"
@@ -221,8 +236,8 @@ class _Call:
             return "losses that are sums, beside others, which each micro-batch would add"
         if self._assigns(graph):
             return "variables that the call changes"
-        inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}
-        names = [tensor.op.name for tensor in self._rows + self._others]
+        inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self.inputs if tensor.shape.rank != 0}
+        names = [tensor.op.name for tensor in self.rows + self._others]
         ops = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))
         drawing = [op.name for op in ops if _tf.random_ops.draws_for_all(op)]
         drawing += _tf.graph_parts.calls_that_draw(graph, ops)
@@ -244,7 +259,7 @@ class _Call:
         by_shapes = looked_up_by_shapes(graph, found) if self._is_training else []
         if by_shapes:
             return f"rows of a table that are looked up by shapes alone ({_check.shown(by_shapes)})"
-        is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
+        is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self.rows]
         if all(is_apart) and not found.counting:
             return None
         met = found.meets or found.counting or found.reduces
@@ -257,7 +272,7 @@ class _Call:
         return f"{what} in {_check.shown(sorted(meeting))}" if is_of_functions else what
 
     def _traced(self, *tensors: tf.Tensor) -> List[tf.Tensor]:
-        self._inputs = list(tensors)
+        self.inputs = list(tensors)
         x, *targets = self._batch.packed(tensors)
         outputs = _called(self._model, x, self._is_training)
         flat = tf.nest.flatten(outputs)
@@ -267,17 +282,17 @@ class _Call:
         # A dict of targets is sorted by names, a list of outputs is not.
         self._is_paired = isinstance(outputs, dict) or not self._is_dict
         self._may_broadcast = not _are_alike(self._targets, flat, self._is_paired)
-        self._rows = [tf.identity(one) for one in flat]
+        self.rows = [tf.identity(one) for one in flat]
         self._ranks = [None if one.shape.rank is None else one.shape.rank - 1 for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)
             elements = _tf.losses.loss_of_elements(function, target, output)
             if _tf.losses.mask_of(elements) is not None:
                 raise ValueError("a loss has a mask of its own")
-            self._rows.append(tf.identity(elements))
+            self.rows.append(tf.identity(elements))
             self._ranks.append(elements.shape.rank)
         self._others = [tf.identity(loss) for loss in self._model.losses]
-        return self._rows + self._others
+        return self.rows + self._others
 
     def _fit_weights(self) -> bool:
         """Whether weights have the axes of losses, but for one that Keras adds or removes: others would broadcast."""
