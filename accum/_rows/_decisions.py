@@ -53,6 +53,7 @@ ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "Zer
 """Operations on a list as a whole; a sum of flows waits for both."""
 
 COMPARISONS = ("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
+EXTREMES = ("Minimum", "Maximum")
 
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
@@ -450,12 +451,14 @@ class Decisions:
     def _is_compared(self, node: Node, key: Key, is_same: bool) -> bool:
         """Whether a size follows from a comparison that another number of examples than those of `SIZES` may change.
 
-        Such as `tf.shape(x)[0] == 22`, or one with two limits.
+        Such as `tf.shape(x)[0] == 22`, one with two limits, or `tf.maximum(0, 3 - abs(tf.shape(x)[0] - 22))`.
         """
         if self.states[key] != SIZE:  # not of the lengths of rows that are computed with it, either
             return False
         if not self._compared.isdisjoint(node.inputs):
             return True
+        if node.type in EXTREMES:
+            return is_same and not are_compared_for_all(*map(self.values.get, node.inputs))
         if node.dtypes[node.outputs.index(key)] != tf.bool.as_datatype_enum:
             return False
         is_any = node.type not in COMPARISONS or are_compared_for_all(*map(self.values.get, node.inputs))

@@ -150,7 +150,7 @@ def gather(node: Node, given: Sequence[Given]) -> Results:
 def size(node: Node, given: Sequence[Given]) -> Results:
     """A number that no example changes."""
     lengths = _list(given[1]).lengths
-    values = None if lengths is None or lengths[0] is None else [np.array(lengths[0], np.int32)] * len(SIZES)
+    values = None if lengths is None or lengths[0] is None else [np.array(lengths[0], np.int64)] * len(SIZES)
     return [Result(SIZE, SCALAR, values)]
 
 

@@ -12,8 +12,9 @@ from accum._rows._flat_graph import Node
 from accum._rows._states import Frozen
 from accum._tf import tf
 
-SIZES = (840, 1320, 1, 2, 3, 4, 64, 4099)
-"""Numbers of examples. The first two, of the scratch graphs, can be divided into halves, pairs and small groups."""
+SIZES = (840, 1320, 1, 2, 3, 4, 64, 4099, 2**30)
+"""Numbers of examples. The first two, of the scratch graphs, can be divided into halves, pairs and small groups. The
+last one is beyond any limit of a program's; a power of two, because float32 holds its multiples."""
 
 LARGEST = 1000
 """How many numbers a tensor may have whose values are computed."""
@@ -108,7 +109,8 @@ def _as_arrays(result: Any) -> Optional[List[Any]]:
 
 
 def _cast(array: Any, dtype: int) -> Any:
-    return array.astype(tf.as_dtype(dtype % 100).as_numpy_dtype)
+    kind = np.dtype(tf.as_dtype(dtype % 100).as_numpy_dtype)
+    return array.astype(np.int64 if kind == np.int32 else kind)  # for products of the last of `SIZES`
 
 
 def _computes(*kinds: str) -> Callable[[Compute], Compute]:

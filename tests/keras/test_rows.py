@@ -275,6 +275,8 @@ SIZES_THAT_MAY_DIFFER = {
     "not equal": lambda n: tf.not_equal(n, 22),
     "between": lambda n: tf.logical_and(n > 10, n < 30),
     "near": lambda n: tf.abs(n - 22) < 1,
+    "at most thousands": lambda n: tf.minimum(n, 5000) / n,
+    "nearer": lambda n: tf.maximum(0, 3 - tf.abs(n - 22)),
     "more than thousands": lambda n: n > 5000,
     "more than thousands and a half": lambda n: tf.cast(n, tf.float32) > 5000.5,
     "chosen": lambda n: tf.where(tf.equal(n, 22), 1.0, 0.3),
@@ -288,6 +290,8 @@ SAME_SIZES = {
     "none": lambda n: tf.equal(n, 0),
     "never": lambda n: tf.equal(6 * n, 4),
     "their share": lambda n: (6 * n) // n,
+    "not none": lambda n: tf.maximum(n, 1) // n,
+    "numbers of images": lambda n: n * 2000 * 2000 // n,
 }
 
 
@@ -312,6 +316,16 @@ def test_a_length_of_rows_that_a_comparison_has_changed_is_none_of_the_examples(
         z = y / tf.cast(tf.shape(y)[1], tf.float32)
         analysis = analyse(graph, [z.op.name], {x.name: Rows(0, 1)})
     assert analysis.counting == [y.op.name]
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("most", [10, 5000, 10**6])
+def test_the_first_examples_are_not_all_of_a_larger_batch(most):
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 6])
+        y = 2.0 * x[: tf.minimum(tf.shape(x)[0], most)]
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) != Rows(0, 1) or analysis.level(y.name) == 1
 
 
 @pytest.mark.law("L21")
