@@ -116,6 +116,8 @@ class _Graph:
             return [one.op for one in needed if one.name not in inputs]
 
         self._reached([one.op for one in results + assigned], sources)
+        if any(one.dtype == tf.variant for one in [*inputs.values(), *results]):
+            raise ValueError(f"a list of tensors has no rows. Received: {first.name!r}.")
         return Joined(list(inputs.values()), results, assigned)
 
     def _first(self) -> Optional[tf.Operation]:

@@ -207,7 +207,7 @@ def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
     constants: Set[tf.Operation] = set()
     for op in ordered:
         is_constant = op.type == "Const" if not op.inputs else all(tensor.op in constants for tensor in op.inputs)
-        is_constant = is_constant and op.type != "PlaceholderWithDefault"  # which may be fed
+        is_constant = is_constant and op.type not in ("PlaceholderWithDefault", *_tf.op_walks.MERGES)  # fed, or chosen
         sizes = [tensor.shape.num_elements() for tensor in op.outputs]
         if (
             is_constant

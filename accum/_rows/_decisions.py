@@ -49,6 +49,21 @@ LISTS = ("TensorArrayV3", "TensorListReserve")
 STACKED = ("TensorArrayGatherV3", "TensorListStack")
 """Operations that make one tensor of the elements of a list."""
 
+PLACES = dict.fromkeys(
+    (
+        "TensorArrayGatherV3",
+        "TensorArrayReadV3",
+        "TensorArrayScatterV3",
+        "TensorArrayWriteV3",
+        "TensorListGetItem",
+        "TensorListReserve",
+        "TensorListSetItem",
+    ),
+    1,
+)
+PLACES["TensorArrayV3"] = 0
+"""{type of an operation on a list: which input says where an element is, or how many there are}."""
+
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
 
@@ -329,6 +344,8 @@ class Decisions:
         try:
             met = [one for one in given if one.state is not None and one.state.kind == "joined"]
             results = [] if met else LIST_RULES[node.type](node, given)
+            if not met and node.type in PLACES and self.counts(node.inputs[PLACES[node.type]]):
+                raise Meets("the place of an element, or how many there are, depends on the number of examples")
         except Meets as reason:
             self._meet(node, str(reason))
             return [Result(joined(level + 1), self._dims_of_stack(node)) for _ in node.dtypes]
@@ -412,7 +429,9 @@ class Decisions:
             self._keep_values(node, [self.values.get(key) if is_alike else None for key in inputs])
         else:
             results = self._computed(node, states)
-            self._keep_values(node, self._known_shapes.values_of(node))
+            # Of a length with a limit, shapes are known for two numbers of examples alone.
+            is_guess = node.type in OF_SHAPE and node.type != "Rank" and any(map(self.counts, node.inputs))
+            self._keep_values(node, [None] * len(node.dtypes) if is_guess else self._known_shapes.values_of(node))
         if any(map(self._unsure.__contains__, node.inputs)) or self._seems_as_long(node, results):
             self._unsure.update(node.outputs)
         for key, state in zip(node.outputs, results):
@@ -424,12 +443,11 @@ class Decisions:
         """Whether a number that is no multiple of the examples, but seems one, says how long axes are."""
         has_met = any(state is not None and state.kind in ("joined", "whole") for state in results)
         may_be_any = has_met and node.type not in ELEMENTWISE
-        numbers = [
-            self.values.get(key)
-            for index, key in enumerate(node.inputs)
-            if may_be_any or index in SHAPES.get(node.type, ())
-        ]
-        return any(values is not None and _seems_multiple(values) for values in numbers)
+        keys = [key for index, key in enumerate(node.inputs) if may_be_any or index in SHAPES.get(node.type, ())]
+        numbers = map(self.values.get, keys)
+        return not self._compared.isdisjoint(keys) or any(
+            values is not None and _seems_multiple(values) for values in numbers
+        )
 
     def _note_size(self, node: Node, key: Key) -> None:
         """Note whether a size is the same for any number of examples."""
@@ -486,7 +504,7 @@ class Decisions:
             values = self.values.get(key)
             if not self.is_count(key):
                 continue
-            if values is None:
+            if values is None or key in self._compared:
                 raise Meets("how a length depends on the number of examples is not known")
             lengths = np.stack([np.ravel(value) for value in values])
             per_example = lengths[0] // SIZES[0]
@@ -576,6 +594,9 @@ class Decisions:
         guard = self._guards[node.name]
         if guard is not None:
             state = _behind(state, guard)
+            if guard.kind == "size" and state is not None and state.kind == "list" and not depends(state):
+                self._meet(node, "a list is chosen by how many examples there are")
+                return [joined(level_of(state) + 1), SIZE]
         if depends(state):
             if _is_new_meeting(state, states):
                 self._meet(node, "its branches have the examples on different axes")

@@ -123,9 +123,17 @@ def _known_before(inside: Inside) -> Set[tf.Operation]:
 
 
 def awaited(inside: Inside, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
-    """Return the operations outside, such as checks of shapes, for which some of those inside wait."""
-    own = ops if inside.branches is None else map(inside.branches.source, ops)
-    found = {other for op in own for other in op.control_inputs if not inside.is_covered(other)}
+    """Return the operations for which some of those inside wait, and that are outside, or there for their effect.
+
+    Such as checks of shapes, or of examples.
+
+    Args:
+      inside: what is inside.
+      ops: those that are copied.
+    """
+    own = set(ops if inside.branches is None else map(inside.branches.source, ops))
+    found = {other for op in own for other in op.control_inputs if other not in own}
+    found = {op for op in found if not inside.is_covered(op) or not any(one.consumers() for one in op.outputs)}
     found -= {op for op in found if op.type in ("Switch", "Const") or _is_framed(op)}
     return found - {tensor.op for tensor in inside.batch}
 

@@ -432,6 +432,7 @@ def _wait_as_before(inside: Inside, run: BatchInRun, rows: LinkedRows) -> None:
             _tf.graphs.add_control_input(run.total.op, op)  # so that the loops wait, too
             inside.held.wait_for(op)
         elif not outlets & before:
+            rows.checks.append(op)  # a run that takes gradients alone may leave out the rows
             for outlet in outlets:
                 _tf.graphs.add_control_input(outlet, op)
         elif op not in needed and _changes_nothing(inside, before):

@@ -1703,3 +1703,105 @@ def test_a_recurrent_network_of_tensorflow_1_keeps_examples_apart(control_flow):
         ours = trained(program, 6)
     assert not [text for text in said if "[accum: " in text]
     assert_same(ours, trained(program))
+
+
+CHECKS = {  # {name: (what is asserted of the batch and of what is computed from it, whether it holds)}
+    "as many": (lambda x, h: tf1.assert_equal(tf.shape(h)[0], N), True),
+    "another number": (lambda x, h: tf1.assert_equal(tf.shape(h)[0], 6), False),
+    "entries": (lambda x, h: tf1.assert_less(tf.abs(h), 1e3), True),
+    "wrong entries": (lambda x, h: tf1.assert_less(h, -1e3), False),
+    "wrong batch": (lambda x, h: tf1.assert_less(x, -1e3), False),
+    "grouped": (lambda x, h: tf.group(tf1.assert_less(h, -1e3)), False),
+    "sum": (lambda x, h: tf1.assert_greater(tf.reduce_sum(tf.abs(h)), float(0.9 * np.abs(X).sum())), True),
+    "wrong sum": (lambda x, h: tf1.assert_less(tf.reduce_sum(tf.abs(h)), float(0.5 * np.abs(X).sum())), False),
+    "mean": (
+        lambda x, h: tf1.assert_near(tf.reduce_mean(h - tf.reduce_mean(h, 0), 0), tf.zeros([24]), atol=1e-4),
+        True,
+    ),
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("is_normalized", [False, True], ids=["", "normalized"])
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_what_is_asserted_is_asserted_of_the_whole_batch(name, is_normalized, control_flow):
+    """Also by a run that takes gradients alone, for which the joined rows are not needed."""
+    asserted, holds = CHECKS[name]
+
+    def ends(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = placeholders()
+            identity = tf1.get_variable("w", initializer=np.eye(24, dtype="float32"))
+            hidden = tf.matmul(tf.reshape(x, [-1, 24]), identity)
+            if is_normalized:
+                mean, variance = tf.nn.moments(hidden, [0])
+                hidden = (hidden - mean) / tf.sqrt(variance + 1e-3) * tf.sqrt(tf.stop_gradient(variance))
+                hidden += tf.stop_gradient(mean)
+            with tf.control_dependencies([asserted(x, hidden)]):
+                hidden = tf.identity(hidden)
+            loss = tf.reduce_mean((dense(tf.tanh(hidden), "last", 1) - y) ** 2)
+            loss = loss if size is None else accum.compat.v1.split_batch(loss, [x, y], size)
+            op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            try:
+                session.run(op, {x: X, y: Y})
+            except tf.errors.InvalidArgumentError:
+                return "an error"
+            return "a step"
+
+    assert ends(6) == ends(None) == ("a step" if holds else "an error")
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("predicate", ["fed", "of the batch", "of its number"])
+def test_a_conditional_may_choose_between_constants(predicate, is_training, control_flow):
+    """Such as whether activations are scaled, in training alone."""
+
+    def program(x, y):
+        predicates = {
+            "fed": lambda: tf1.placeholder_with_default(is_training, []),
+            "of the batch": lambda: tf.equal(tf.reduce_max(x) > 0.0, is_training),
+            "of its number": lambda: tf.shape(x)[0] > (N - 2 if is_training else N),
+        }
+        scale = tf.cond(predicates[predicate](), lambda: 0.5, lambda: 1.5)
+        return unusual_loss(dense(scale * dense(tf.reshape(x, [-1, 24]), "hidden", 5), "last", 1), y)
+
+    assert_same(trained(program, 6), trained(program))
+
+
+def first_few(x, weights):
+    return x * tf.cast(tf.shape(weights[: tf.minimum(tf.shape(x)[0], 10)])[0], tf.float32)
+
+
+def as_many_rounds(x, weights):
+    rounds = tf.shape(weights[: tf.minimum(tf.shape(x)[0], 10)])[0]
+    return tf.while_loop(lambda i, _: i < rounds, lambda i, z: (i + 1, 1.1 * z), [0, x])[1]
+
+
+def element_by_number(x, weights):
+    return x * tf.TensorArray(tf.float32, 5).unstack(weights[:5]).read(tf.shape(x)[0] % 3)
+
+
+def number_of_elements(x, weights):
+    array = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[]).write(0, 30.0)
+    return x * tf.reduce_mean(array.stack())
+
+
+def another_length(x, weights):
+    count = tf.shape(x)[0]
+    return x - tf.reduce_mean(tf.slice(x, [0, 0], [tf1.where(tf.equal(count, N), 5, count), -1]), 0)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize(
+    "function",
+    [first_few, as_many_rounds, element_by_number, number_of_elements, another_length],
+    ids=lambda function: function.__name__,
+)
+def test_numbers_of_the_batch_that_look_like_constants_are_those_of_the_whole_batch(function, control_flow):
+    def program(x, y):
+        hidden = dense(tf.reshape(x, [-1, 24]), "hidden", 24)
+        return unusual_loss(dense(tf.tanh(function(hidden, weight("table", [25, 24]))), "last", 1), y)
+
+    assert_same(trained(program, 6), trained(program))
