@@ -170,7 +170,10 @@ class CutGraph:
         for number, whole in enumerate(trace.wholes):
             fetches = whole.results + [final.value for final in self.variables.assigned_at_once.get(number, [])]
             phase = self._phase(
-                graph.level(whole.arguments[0]) or 0, fetches, [], functools.partial(self._is_island, number)
+                graph.level(whole.arguments[0]) or 0,
+                fetches,
+                self.variables.effects_at_once(number),
+                functools.partial(self._is_island, number),
             )
             self._require_arguments(whole, phase)
             self.wholes.append(phase)

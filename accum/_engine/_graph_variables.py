@@ -73,6 +73,19 @@ class GraphVariables:
                 by_level.setdefault(graph.levels[name] or 0, []).append(name)
         return by_level
 
+    def effects_at_once(self, number: int) -> List[str]:
+        """Return the names of operations that only have an effect, and run with what one of `trace.wholes` computes."""
+        graph = self._graph
+        own = [name for name in graph.ordered if graph.islands.get(name) == number and name not in graph.gradients]
+        acting = [name for name in own if name not in self._assigns and graph.library.only_acts(graph.nodes[name])]
+        return [
+            name for name in acting if all(self._is_at_once(key, number) for key in graph.inputs(graph.nodes[name]))
+        ]
+
+    def _is_at_once(self, key: Key, number: int) -> bool:
+        graph = self._graph
+        return graph.level(key) is None or graph.islands.get(name_of(key)) == number
+
     def _read_once(self) -> None:
         """Let all phases have the value that a variable has now, whatever is assigned to it before the gradient."""
         graph = self._graph

@@ -4,7 +4,7 @@ Between two barriers, the results of an example must not depend on other example
 operations of the graph. Whatever it has no rule for may mix examples, and is reported.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _rows, _tf
 from accum._engine._statistics import NORMALIZED
@@ -65,7 +65,7 @@ def meetings(trace: Trace, are_means: bool = False) -> List[str]:
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
         return names
-    mixing = own.mixing(found)
+    mixing = own.mixing(found) or [op.name for op in checks_of_batch(graph, inputs, trace.drawn)]
     if mixing:
         return mixing
     outputs = list(map(graph.get_tensor_by_name, trace.outputs))
@@ -97,6 +97,59 @@ def drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
         types = {op.name: library.types_within(_tf.graph_parts.node_of(op)) for op in within}
         drawing |= {name for name, found in types.items() if found & _tf.random_ops.DRAWING}
     return [op.name for op in needed if op.name in drawing]
+
+
+def checks_of_batch(
+    graph: tf.Graph, given: Dict[Key, _rows.Rows], drawn: Optional[Dict[Key, Key]] = None
+) -> List[tf.Operation]:
+    """Return the assertions in a graph that have to see the whole batch: not each example, alone, has to fulfil them.
+
+    Calls of functions that assert something of the batch are among them. What loops, and branches that return
+    something, assert is not looked at.
+
+    Args:
+      graph: the graph.
+      given, drawn: as `inputs` and `drawn` of `accum._rows.analyse`.
+    """
+    calls = _tf.graph_parts.CALLS
+    ops = [op for op in graph.get_operations() if op.type == "Assert" or (op.type in calls and not _is_taken(op))]
+    ops += [op for op in graph.get_operations() if op.type in calls - _tf.graph_parts.LOOPS and _is_taken(op)]
+    if any(op.type in calls for op in ops):
+        library = _tf.graph_parts.Library(graph, graph.as_graph_def())
+        types = lambda op: library.types_within(_tf.graph_parts.node_of(op))
+        ops = [op for op in ops if op.type not in calls or "Assert" in types(op)]
+    if not ops:
+        return []
+    names = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
+    found = _rows.analyse(graph, names, given, drawn=drawn)
+    counting = set(found.counting)
+    return [op for op in ops if not _holds_for_each(found, op, counting)]
+
+
+def _is_taken(op: tf.Operation) -> bool:
+    """Whether another operation takes a result of an operation, or only waits for it."""
+    users = [user for tensor in op.outputs for user in tensor.consumers()]
+    return any(user.type != "Identity" or _is_taken(user) for user in users)
+
+
+def _holds_for_each(found: _rows.Analysis, check: tf.Operation, counting: Set[str]) -> bool:
+    """Whether a batch fulfils an assertion if, and only if, each of its parts does."""
+    if check.type in _tf.graph_parts.CALLS - _tf.graph_parts.LOOPS:
+        return not any(found.depends(tensor.name) for tensor in check.inputs)
+    stack = [check.inputs[0]]
+    while stack:
+        tensor = stack.pop()
+        op, is_any = tensor.op, found.depends(tensor.name)
+        if not is_any or (found.is_size(tensor.name) and not found.is_count(tensor.name)):
+            continue
+        if op.type == "All" and found.rows(op.inputs[0].name) is not None and not found.level(op.inputs[0].name):
+            if not counting.isdisjoint(one.name for one in _tf.op_walks.ancestors([op.inputs[0].op])):
+                return False
+        elif op.type in ("All", "Identity", "LogicalAnd"):
+            stack += op.inputs if op.type == "LogicalAnd" else op.inputs[:1]
+        else:
+            return False
+    return True
 
 
 class OwnGradient(NamedTuple):

@@ -4,6 +4,8 @@ The oracle is plain Keras, which trains on the whole batch. Each program also sh
 `whole_batch=()` makes, differs, and is named.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -166,6 +168,54 @@ class ByCount(layers.Layer):
 
     def compute_output_shape(self, shape):
         return shape
+
+
+class Computed(layers.Layer):
+    """Computes a function of its inputs and of a table of weights."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, shape):
+        weights = np.cos(np.arange(13.0 * shape[-1])).reshape(13, shape[-1])
+        self.table = self.add_weight(
+            name="table", shape=[13, shape[-1]], initializer=tf.keras.initializers.Constant(weights)
+        )
+
+    def call(self, inputs):
+        return self.function(inputs, tf.convert_to_tensor(self.table))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def count_of(x):
+    return tf.shape(x)[0]
+
+
+def another_length(x, table):
+    length = tf.where(tf.equal(count_of(x), BATCH), 7, count_of(x))
+    return x - tf.reduce_mean(tf.slice(x, [0, 0], [length, 8]), 0)
+
+
+def number_of_elements(x, table):
+    array = tf.TensorArray(tf.float32, count_of(x), element_shape=[]).write(0, 30.0)
+    return x * tf.reduce_mean(array.stack())
+
+
+def float_of(number):
+    return tf.cast(number, tf.float32) / 10.0
+
+
+NUMBERS = {
+    "the length of a part of a table": lambda x, table: x * float_of(tf.shape(table[: tf.minimum(count_of(x), 10)])[0]),
+    "the size of a range": lambda x, table: x * float_of(tf.size(tf.range(tf.minimum(count_of(x), 10)))),
+    "a share of one": lambda x, table: x * tf.reduce_max(tf.pad(table, [[0, 0], [0, tf.minimum(count_of(x), 10)]])),
+    "an element of a list": lambda x, table: x * tf.TensorArray(tf.float32, 13).unstack(table).read(count_of(x) % 5),
+    "the number of elements of a list": number_of_elements,
+    "another length": another_length,
+}
 
 
 class AtSizes(layers.Layer):
@@ -439,6 +489,82 @@ def test_what_sees_the_whole_batch_sees_all_of_it(program):
     plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
     with silent(accum.InexactWarning):
         assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_numbers_of_the_batch_that_look_like_constants_are_those_of_the_whole_batch(name):
+    plain, split, x, loss = pair(lambda: (dense(Computed(NUMBERS[name])), X, "mse"), micro_batch_size=SIZE)
+    with silent(accum.InexactWarning):
+        assert_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+def checked(check):
+    """A layer that asserts something of its inputs."""
+
+    def function(x, table):
+        if not tf.executing_eagerly():  # as when the model is built, by other data
+            check(x)
+        return 2.0 * x + 0.0 * table[0]
+
+    return Computed(function)
+
+
+@tf.function
+def as_many_in_a_function(x):
+    tf.debugging.assert_equal(count_of(x), BATCH)
+
+
+@tf.function
+def as_many_as_a_part_in_a_function(x):
+    tf.debugging.assert_equal(count_of(x), SIZE)
+
+
+def in_order(x):
+    """Of what is computed across examples."""
+    sums = tf.cumsum(x, 0)
+    tf.debugging.assert_near(sums[-1], tf.reduce_sum(x, 0), atol=1e-3)
+    tf.debugging.assert_near(tf.reduce_mean(x - tf.reduce_mean(x, 0), 0), 0.0, atol=1e-4)
+
+
+CHECKS = {  # {name: (what is asserted, whether it holds)}
+    "as many": (lambda x: tf.debugging.assert_equal(count_of(x), BATCH), True),
+    "another number": (lambda x: tf.debugging.assert_equal(count_of(x), SIZE), False),
+    "fewer": (lambda x: tf.debugging.assert_less(count_of(x), BATCH), False),
+    "entries": (lambda x: tf.debugging.assert_less(x, 1e3), True),
+    "wrong entries": (lambda x: tf.debugging.assert_less(x, -1e3), False),
+    "places": (lambda x: tf.debugging.assert_less(tf.range(count_of(x)), count_of(x)), True),
+    "wrong sum": (lambda x: tf.debugging.assert_less(tf.reduce_sum(x**2), 20.0), False),
+    "in a function": (as_many_in_a_function, True),
+    "wrong in a function": (as_many_as_a_part_in_a_function, False),
+    "in order": (in_order, True),
+}
+
+
+@pytest.mark.parametrize("has_own_step", [False, True], ids=["", "own-step"])
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_what_a_layer_asserts_is_asserted_of_the_whole_batch(name, has_own_step):
+    check, holds = CHECKS[name]
+
+    def program():
+        model = Net() if has_own_step else dense(checked(check))
+        if has_own_step:
+            model.hidden = tf.keras.Sequential(dense(checked(check)).layers[:-1])
+            model.hidden.build((None, 6))
+        return model, X, None if has_own_step else "mse"
+
+    *models, x, loss = pair(program, micro_batch_size=SIZE)
+    ends = []
+    for model in models:
+        model.compile(tf.keras.optimizers.SGD(0.1), loss=loss)
+        with contextlib.ExitStack() as stack:
+            if not holds:
+                stack.enter_context(pytest.raises(tf.errors.InvalidArgumentError))
+            stack.enter_context(silent(UserWarning))  # one would say that all is computed at once
+            model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0)
+            ends.append(model.get_weights())
+    assert len(ends) == 2 * holds
+    if holds:
+        assert_equal(*ends)
 
 
 @pytest.mark.tf("2.9", because="there is no `compute_loss`")

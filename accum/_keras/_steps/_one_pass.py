@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
-from accum._engine._meetings import looked_up_by_shapes, looked_up_for_all, own_gradients
+from accum._engine._meetings import checks_of_batch, looked_up_by_shapes, looked_up_for_all, own_gradients
 from accum._tf import Data, Nested, tf
 
 ACROSS_EXAMPLES = frozenset(["dice", "tversky", "circle", "pearsoncorrelation", "concordancecorrelation"])
@@ -251,6 +251,9 @@ class _Call:
         mixing = own.mixing(found)
         if mixing or not own.are_linear:
             return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
+        checks = [op.name for op in checks_of_batch(graph, inputs)]
+        if checks:
+            return f"assertions of the whole batch ({_check.shown(checks)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
         for_all = looked_up_for_all(graph) if self._is_training and tf.executing_eagerly() else []
