@@ -504,10 +504,11 @@ class Inside:
 
     def _is_chosen_inside(self, tensor: tf.Tensor) -> bool:
         """Whether a conditional of TF 1 returns what no example changes, but chooses by what is computed of them."""
-        if tensor.op.type not in _tf.op_walks.MERGES or self.analysis.is_size(tensor.name):
+        if tensor.op.type not in _tf.op_walks.MERGES:
             return False
+        inside = self.of_variables if self.analysis.is_size(tensor.name) else self._of_values
         before = _tf.op_walks.ancestors([tensor.op], with_control=True)
-        return any(one in self.depending and one in self._of_values for one in before)
+        return any(one in self.depending and one in inside for one in before)
 
     def is_taken(self, op: tf.Operation, index: int) -> bool:
         """Whether an operation takes an input as it is in the graph, computed from the whole batch."""

@@ -1754,7 +1754,7 @@ def test_what_is_asserted_is_asserted_of_the_whole_batch(name, is_normalized, co
 
 @pytest.mark.law("L21")
 @pytest.mark.parametrize("is_training", [False, True])
-@pytest.mark.parametrize("predicate", ["fed", "of the batch", "of its number", "of activations"])
+@pytest.mark.parametrize("predicate", ["fed", "of the batch", "of its number", "of activations", "of their number"])
 def test_a_conditional_may_choose_between_constants(predicate, is_training, control_flow):
     """Such as whether activations are scaled, in training alone."""
 
@@ -1764,6 +1764,7 @@ def test_a_conditional_may_choose_between_constants(predicate, is_training, cont
             "fed": lambda: tf1.placeholder_with_default(is_training, []),
             "of the batch": lambda: tf.equal(tf.reduce_max(x) > 0.0, is_training),
             "of its number": lambda: tf.shape(x)[0] > (N - 2 if is_training else N),
+            "of their number": lambda: tf.shape(hidden)[0] > (N - 2 if is_training else N),
             "of activations": lambda: tf.equal(tf.reduce_max(hidden) > 0.0, is_training),
         }
         scale = tf.cond(predicates[predicate](), lambda: 0.5, lambda: 1.5)
