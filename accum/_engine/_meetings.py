@@ -33,14 +33,18 @@ def spread_means(found: _rows.Analysis, outputs: Sequence[tf.Tensor]) -> Dict[Ke
     return filling
 
 
-def meetings(trace: Trace, are_means: bool = False) -> List[str]:
+def meetings(trace: Trace, are_means: bool = False, has_calls: bool = False) -> List[str]:
     """Return the names of the operations in which examples meet, or may meet; none if all results are proven apart.
 
     Args:
       trace: the function. All that it takes of an example must be dense.
       are_means: whether the outputs are those of `spread_means`.
+      has_calls: whether to name calls of functions that assert something, since the graph could contain these instead.
     """
     graph = trace.graph
+    checking = calls_that_check(graph) if has_calls else []
+    if checking:
+        return checking
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
     if unknown:
         return list(map(name_of, unknown))
@@ -104,26 +108,32 @@ def checks_of_batch(
 ) -> List[tf.Operation]:
     """Return the assertions in a graph that have to see the whole batch: not each example, alone, has to fulfil them.
 
-    Calls of functions that assert something of the batch are among them. What loops, and branches that return
-    something, assert is not looked at.
+    What functions assert that are called, loops, and branches that return something, is not looked at.
 
     Args:
       graph: the graph.
       given, drawn: as `inputs` and `drawn` of `accum._rows.analyse`.
     """
-    calls = _tf.graph_parts.CALLS
-    ops = [op for op in graph.get_operations() if op.type == "Assert" or (op.type in calls and not _is_taken(op))]
-    ops += [op for op in graph.get_operations() if op.type in calls - _tf.graph_parts.LOOPS and _is_taken(op)]
-    if any(op.type in calls for op in ops):
-        library = _tf.graph_parts.Library(graph, graph.as_graph_def())
-        types = lambda op: library.types_within(_tf.graph_parts.node_of(op))
-        ops = [op for op in ops if op.type not in calls or "Assert" in types(op)]
+    kinds = _tf.graph_parts.LOOPS
+    ops = [op for op in graph.get_operations() if op.type == "Assert" or (op.type in kinds and not _is_taken(op))]
+    ops = [op for op in ops if op.type == "Assert" or _asserts(graph, op)]
     if not ops:
         return []
     names = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
     found = _rows.analyse(graph, names, given, drawn=drawn)
     counting = set(found.counting)
-    return [op for op in ops if not _holds_for_each(found, op, counting)]
+    return [op for op in ops if not _holds_for_each(found, op.inputs[0], counting)]
+
+
+def calls_that_check(graph: tf.Graph) -> List[str]:
+    """Return the names of operations that call a function which asserts something."""
+    calls = [op for op in graph.get_operations() if op.type in _tf.graph_parts.CALLS - _tf.graph_parts.LOOPS]
+    return [op.name for op in calls if _asserts(graph, op)]
+
+
+def _asserts(graph: tf.Graph, call: tf.Operation) -> bool:
+    library = _tf.graph_parts.Library(graph, graph.as_graph_def())
+    return "Assert" in library.types_within(_tf.graph_parts.node_of(call))
 
 
 def _is_taken(op: tf.Operation) -> bool:
@@ -132,24 +142,31 @@ def _is_taken(op: tf.Operation) -> bool:
     return any(user.type != "Identity" or _is_taken(user) for user in users)
 
 
-def _holds_for_each(found: _rows.Analysis, check: tf.Operation, counting: Set[str]) -> bool:
-    """Whether a batch fulfils an assertion if, and only if, each of its parts does."""
-    if check.type in _tf.graph_parts.CALLS - _tf.graph_parts.LOOPS:
-        return not any(found.depends(tensor.name) for tensor in check.inputs)
-    stack = [check.inputs[0]]
-    while stack:
-        tensor = stack.pop()
-        op, is_any = tensor.op, found.depends(tensor.name)
-        if not is_any or (found.is_size(tensor.name) and not found.is_count(tensor.name)):
-            continue
-        if op.type == "All" and found.rows(op.inputs[0].name) is not None and not found.level(op.inputs[0].name):
-            if not counting.isdisjoint(one.name for one in _tf.op_walks.ancestors([op.inputs[0].op])):
-                return False
-        elif op.type in ("All", "Identity", "LogicalAnd"):
-            stack += op.inputs if op.type == "LogicalAnd" else op.inputs[:1]
-        else:
-            return False
-    return True
+def _holds_for_each(found: _rows.Analysis, condition: tf.Tensor, counting: Set[str]) -> bool:
+    """Whether a condition holds for a batch if, and only if, it does for each of its parts."""
+
+    def are_rows(tensor: tf.Tensor) -> bool:
+        """Whether something is computed of each example, from nothing of the others."""
+        before = [one.name for one in _tf.op_walks.ancestors([tensor.op])]
+        return found.rows(tensor.name) is not None and not found.level(tensor.name) and counting.isdisjoint(before)
+
+    op = condition.op
+    if not found.depends(condition.name) or (found.is_size(condition.name) and not found.is_count(condition.name)):
+        return True
+    if op.type in ("Identity", "LogicalAnd"):
+        return all(_holds_for_each(found, one, counting) for one in op.inputs)
+    if op.type == "All":
+        return are_rows(op.inputs[0]) or _holds_for_each(found, op.inputs[0], counting)
+    if op.type == "LogicalNot":
+        return op.inputs[0].op.type == "Any" and are_rows(op.inputs[0].op.inputs[0])
+    if op.type in LIMITS:
+        (limited, other), kind = op.inputs, LIMITS[op.type]
+        return not found.depends(other.name) and limited.op.type == kind and are_rows(limited.op.inputs[0])
+    return False
+
+
+LIMITS = {"Greater": "Min", "GreaterEqual": "Min", "Less": "Max", "LessEqual": "Max"}
+"""{type of a comparison: what of numbers fulfils it if each of them does}."""
 
 
 class OwnGradient(NamedTuple):

@@ -116,7 +116,7 @@ class Part:
         inputs, variable = [], self._variable_held(op)
         for index, tensor in enumerate(op.inputs):
             is_inside = tensor.op.name in self._names or tensor.name in self._fed
-            if is_inside and not self._is_taken(op, index):
+            if is_inside and (not self._is_taken(op, index) or _are_in_one_frame(op, tensor.op)):
                 inputs.append(tensor.name)
                 continue
             boundary[tensor.name] = tensor
@@ -222,6 +222,12 @@ def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
 def outside_key(key: Key) -> Key:
     """Return what the copies call a tensor that they take from the graph as it is."""
     return f"accum_outside/{key}"
+
+
+def _are_in_one_frame(op: tf.Operation, other: tf.Operation) -> bool:
+    """Whether two operations are in the same loop or conditional of TF 1, of whose branches only one has values."""
+    frame = _tf.graphs.outermost_frame(op)
+    return frame is not None and frame == _tf.graphs.outermost_frame(other)
 
 
 def _is_guard(op: tf.Operation) -> bool:

@@ -92,12 +92,13 @@ def segments_of(
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
     if not looks_for_meetings:
         return made
-    unknown = _meetings(made, batch, are_means)
+    unknown = _meetings(made, batch, are_means, has_calls=can_join)
     if unknown and can_join:
         # TensorFlow's own gradient of a function that was copied is not that of the function.
         joined = _joined(lambda: segments(True, joins=True), batch, are_means)
         if joined is not None:
             return joined
+        unknown = _meetings(made, batch, are_means)
     if unknown and refuses_meetings:
         raise ExamplesMeet(f"operations look across examples, or may do so. Received: {_check.shown(unknown)}.")
     if unknown and replica_number() == 0:  # the others compute the same
@@ -108,11 +109,11 @@ def segments_of(
     return made
 
 
-def _meetings(made: Segments, batch: Batch, are_means: bool) -> List[str]:
+def _meetings(made: Segments, batch: Batch, are_means: bool, has_calls: bool = False) -> List[str]:
     """Return the names of operations in which examples meet, or may meet, other than at barriers."""
     if not batch.is_dense:
         return ["inputs that are ragged or sparse, for which that is not known"]
-    return meetings(made.graph.trace, are_means)
+    return meetings(made.graph.trace, are_means, has_calls)
 
 
 def _joined(segments: Callable[[], Segments], batch: Batch, are_means: bool) -> Optional[Segments]:

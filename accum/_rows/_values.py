@@ -35,12 +35,12 @@ def value_of(node: Node, inputs: Sequence[Optional[Values]]) -> List[Optional[Va
     try:
         with np.errstate(all="ignore"):
             results = [_as_arrays(compute(node, one)) for one in _different(inputs)]
+            known = [result for result in results if result is not None]
+            if len(known) != len(results):
+                return unknown
+            outputs = [[_cast(result[index], dtype) for result in known] for index, dtype in enumerate(node.dtypes)]
     except (ValueError, TypeError, IndexError, ZeroDivisionError, OverflowError):
         return unknown
-    known = [result for result in results if result is not None]
-    if len(known) != len(results):
-        return unknown
-    outputs = [[_cast(result[index], dtype) for result in known] for index, dtype in enumerate(node.dtypes)]
     return [values * len(SIZES) if len(values) == 1 else values for values in outputs]
 
 

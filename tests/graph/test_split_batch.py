@@ -1753,6 +1753,44 @@ def test_what_is_asserted_is_asserted_of_the_whole_batch(name, is_normalized, co
 
 
 @pytest.mark.law("L21")
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("place", ["branch", "loop"])
+def test_what_a_branch_or_loop_asserts_is_asserted(place, holds, control_flow):
+    """The update waits for the gradients, which must be alive."""
+
+    def doubled(x):
+        with tf.control_dependencies([tf1.assert_less(x, 1e3 if holds else -1e3)]):
+            return 2.0 * x
+
+    def ends(size):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = placeholders()
+            hidden = dense(tf.reshape(x, [-1, 24]), "hidden", 5)
+            if place == "branch":
+                hidden = tf.cond(tf1.placeholder_with_default(True, []), lambda: doubled(hidden), lambda: hidden)
+            else:
+                _, hidden = tf.while_loop(lambda i, _: i < 2, lambda i, one: (i + 1, doubled(one)), [0, hidden])
+            loss = tf.reduce_mean((dense(tf.tanh(hidden), "last", 1) - y) ** 2)
+            loss = loss if size is None else accum.compat.v1.split_batch(loss, [x, y], size)
+            variables = tf1.trainable_variables()
+            grads = tf.gradients(loss, variables)
+            with tf.control_dependencies(grads):
+                grads = list(map(tf.identity, grads))
+            op = tf1.train.GradientDescentOptimizer(0.1).apply_gradients(zip(grads, variables))
+            session.run(tf1.global_variables_initializer())
+            try:
+                session.run(op, {x: X, y: Y})
+            except tf.errors.InvalidArgumentError:
+                return None
+            return session.run(variables)
+
+    ours, plain = ends(6), ends(None)
+    assert (ours is None) == (plain is None) == (not holds)
+    if holds:
+        assert_near(ours, plain, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L21")
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("predicate", ["fed", "of the batch", "of its number", "of activations", "of their number"])
 def test_a_conditional_may_choose_between_constants(predicate, is_training, control_flow):

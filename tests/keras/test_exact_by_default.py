@@ -5,6 +5,7 @@ The oracle is plain Keras, which trains on the whole batch. Each program also sh
 """
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -537,7 +538,24 @@ CHECKS = {  # {name: (what is asserted, whether it holds)}
     "in a function": (as_many_in_a_function, True),
     "wrong in a function": (as_many_as_a_part_in_a_function, False),
     "in order": (in_order, True),
+    "no wrong ones": (lambda x: tf.debugging.Assert(~tf.reduce_any(x > 1e3), [x]), True),
+    "wrong ones": (lambda x: tf.debugging.Assert(~tf.reduce_any(x < 1e3), [x]), False),
+    "the largest": (lambda x: tf.debugging.assert_less(tf.reduce_max(x), 1e3), True),
+    "a wrong one": (lambda x: tf.debugging.assert_greater(tf.reduce_min(x), 1e3), False),
+    "in a concrete function": (lambda x: checking_function()(x), True),
 }
+
+
+@functools.lru_cache(maxsize=None)
+def checking_function():
+    """As that of a model which has been loaded, which can't be traced anew."""
+
+    @tf.function
+    def checking(x):
+        tf.debugging.assert_less(x, 1e3)
+        return tf.identity(x)
+
+    return checking.get_concrete_function(tf.TensorSpec([None, 8], tf.float32))
 
 
 @pytest.mark.parametrize("has_own_step", [False, True], ids=["", "own-step"])
@@ -765,6 +783,13 @@ def test_what_is_given_up_is_told_by_its_name(name):
 def test_what_keeps_examples_apart_takes_one_pass(program):
     plain, split, x, loss = pair(ONE_PASS[program], micro_batch_size=SIZE)
     assert_equal(trained(plain, x, loss), trained(split, x, loss))
+    assert split._accum.whole_batch == () and not split._accum.traces
+
+
+@pytest.mark.parametrize("name", ["entries", "no wrong ones", "the largest", "in a concrete function"])
+def test_what_each_example_fulfils_alone_takes_one_pass(name):
+    split, x, loss = pair(lambda: (dense(checked(CHECKS[name][0])), X, "mse"), micro_batch_size=SIZE)[1:]
+    trained(split, x, loss)
     assert split._accum.whole_batch == () and not split._accum.traces
 
 

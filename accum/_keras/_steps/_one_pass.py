@@ -11,7 +11,13 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
-from accum._engine._meetings import checks_of_batch, looked_up_by_shapes, looked_up_for_all, own_gradients
+from accum._engine._meetings import (
+    calls_that_check,
+    checks_of_batch,
+    looked_up_by_shapes,
+    looked_up_for_all,
+    own_gradients,
+)
 from accum._tf import Data, Nested, tf
 
 ACROSS_EXAMPLES = frozenset(["dice", "tversky", "circle", "pearsoncorrelation", "concordancecorrelation"])
@@ -214,15 +220,22 @@ class _Call:
         self._is_dict = isinstance(y, dict)
         self._has_several_outputs = self._has_masks = self._lacks_axes = self._may_broadcast = self._is_paired = False
 
-    def graph(self) -> tf.Graph:
-        """Trace the call."""
-        traced = tf.function(_tf.graphs.untouched_by_autograph(self._traced))
+    def graph(self, directly: bool = False) -> tf.Graph:
+        """Trace the call, with the functions of the user's in it, or `directly`: with what these compute."""
+
+        @_tf.graphs.untouched_by_autograph
+        def call(*tensors: tf.Tensor) -> List[tf.Tensor]:
+            with _tf.graph_parts.running_functions_directly(directly):
+                return self._traced(*tensors)
+
+        traced = tf.function(call)
         with tf.init_scope():
             return traced.get_concrete_function(*self._batch.specs()).graph
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
         graph = self.graph()
+        graph = self.graph(directly=True) if calls_that_check(graph) else graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
             return "losses that may divide by different numbers"
