@@ -114,9 +114,8 @@ def checks_of_batch(
       graph: the graph.
       given, drawn: as `inputs` and `drawn` of `accum._rows.analyse`.
     """
-    kinds = _tf.graph_parts.LOOPS
-    ops = [op for op in graph.get_operations() if op.type == "Assert" or (op.type in kinds and not _is_taken(op))]
-    ops = [op for op in ops if op.type == "Assert" or _asserts(graph, op)]
+    ops = [op for op in graph.get_operations() if op.type in _tf.graph_parts.LOOPS and not _is_taken(op)]
+    ops = [op for op in graph.get_operations() if op.type == "Assert"] + _asserting(graph, ops)
     if not ops:
         return []
     names = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
@@ -128,12 +127,15 @@ def checks_of_batch(
 def calls_that_check(graph: tf.Graph) -> List[str]:
     """Return the names of operations that call a function which asserts something."""
     calls = [op for op in graph.get_operations() if op.type in _tf.graph_parts.CALLS - _tf.graph_parts.LOOPS]
-    return [op.name for op in calls if _asserts(graph, op)]
+    return [op.name for op in _asserting(graph, calls)]
 
 
-def _asserts(graph: tf.Graph, call: tf.Operation) -> bool:
+def _asserting(graph: tf.Graph, ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Return the operations, of some that run functions, whose functions assert something."""
+    if not ops:
+        return []
     library = _tf.graph_parts.Library(graph, graph.as_graph_def())
-    return "Assert" in library.types_within(_tf.graph_parts.node_of(call))
+    return [op for op in ops if "Assert" in library.types_within(_tf.graph_parts.node_of(op))]
 
 
 def _is_taken(op: tf.Operation) -> bool:
