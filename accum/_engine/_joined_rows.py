@@ -88,7 +88,7 @@ class _Graph:
         rows = [*inputs, *[part for *_, parts in marks.wholes for part in parts]]
         given = {one.name: _rows.Rows(0, 1) for one in rows if has_examples(one)}
         drawn = marks.draws.names()
-        self._acts = acts_of_batch(marks.graph, given, drawn)
+        self._acts = acts_of_batch(marks.graph, [tensor.op.name for tensor in wanted], given, drawn)
         wanted += [tensor for op in self._acts for tensor in op.inputs]
         self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
         for op in spread_means(self._found, outputs).values() if are_means else ():

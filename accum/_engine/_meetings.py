@@ -69,7 +69,7 @@ def meetings(trace: Trace, are_means: bool = False, has_calls: bool = False) -> 
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
         return names
-    mixing = own.mixing(found) or [op.name for op in acts_of_batch(graph, inputs, trace.drawn)]
+    mixing = own.mixing(found) or [op.name for op in acts_of_batch(graph, names, inputs, trace.drawn)]
     if mixing:
         return mixing
     outputs = list(map(graph.get_tensor_by_name, trace.outputs))
@@ -104,7 +104,7 @@ def drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
 
 
 def acts_of_batch(
-    graph: tf.Graph, given: Dict[Key, _rows.Rows], drawn: Optional[Dict[Key, Key]] = None
+    graph: tf.Graph, names: Sequence[str], given: Dict[Key, _rows.Rows], drawn: Optional[Dict[Key, Key]] = None
 ) -> List[tf.Operation]:
     """Return the operations that are there for their effect, and have to see the whole batch.
 
@@ -113,16 +113,17 @@ def acts_of_batch(
 
     Args:
       graph: the graph.
+      names: of the operations that are needed for results.
       given, drawn: as `inputs` and `drawn` of `accum._rows.analyse`.
     """
-    kinds = _tf.graph_parts.LOOPS
-    found = [op for op in graph.get_operations() if not _tf.graph_parts.is_taken(op)]
+    kinds, needed = _tf.graph_parts.LOOPS, set(map(graph.get_operation_by_name, names))
+    found = [op for op in graph.get_operations() if op not in needed and not _tf.graph_parts.is_taken(op, needed)]
     branches = _acting(graph, [op for op in found if op.type in kinds])
     ops = [op for op in found if _tf.graph_parts.is_act(op.type)] + list(branches)
     if not ops:
         return []
-    names = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
-    analysis = _rows.analyse(graph, names, given, drawn=drawn)
+    taken = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
+    analysis = _rows.analyse(graph, taken, given, drawn=drawn)
     counting = set(analysis.counting)
 
     def is_of_batch(op: tf.Operation) -> bool:

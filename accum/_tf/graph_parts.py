@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import itertools
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -269,10 +269,15 @@ def is_act(kind: str) -> bool:
     return kind in ACTING or (kind.startswith("Write") and kind.endswith("Summary"))
 
 
-def is_taken(op: tf.Operation) -> bool:
-    """Whether another operation takes a result of an operation, or only waits for it."""
+def is_taken(op: tf.Operation, needed: Container[tf.Operation] = ()) -> bool:
+    """Whether another operation takes a result of an operation, or only waits for it.
+
+    Args:
+      op: the operation.
+      needed: operations whose results are taken.
+    """
     users = [user for tensor in op.outputs for user in tensor.consumers()]
-    return any(user.type != "Identity" or is_taken(user) for user in users)
+    return any(user.type != "Identity" or user in needed or is_taken(user, needed) for user in users)
 
 
 def is_repeatable(kind: str) -> bool:

@@ -264,7 +264,7 @@ class _Call:
         mixing = own.mixing(found)
         if mixing or not own.are_linear:
             return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
-        acts = [op.name for op in acts_of_batch(graph, inputs)]
+        acts = [op.name for op in acts_of_batch(graph, names, inputs)]
         if acts:
             return f"what asserts, prints or records something of the whole batch ({_check.shown(acts)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
