@@ -9,7 +9,7 @@ whose first axis, and no other, is as long as the batch: these are cut into micr
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from accum import _rows, _tf
-from accum._engine._meetings import acts_of_batch, has_examples, spread_means
+from accum._engine._meetings import checks_of_batch, has_examples, spread_means
 from accum._engine._part import Part
 from accum._engine._trace import Marks
 from accum._tf import tf
@@ -22,13 +22,13 @@ class Joined(NamedTuple):
       inputs: what it takes of the examples.
       results: what it returns, an entry for each example.
       assigned: what it returns for assignments, which then are those of the batch.
-      acts: operations that assert, print or record something of it.
+      checks: assertions that belong to it.
     """
 
     inputs: List[tf.Tensor]
     results: List[tf.Tensor]
     assigned: List[tf.Tensor]
-    acts: List[tf.Operation]
+    checks: List[tf.Operation]
 
 
 def join_rows(
@@ -55,14 +55,14 @@ def join_rows(
 def _marked(marks: Marks, graph: "_Graph", joined: Joined) -> List[tf.Tensor]:
     """Compute a part of the graph with the whole batch. Returns what a micro-batch has of its results."""
     results = joined.results or joined.inputs[:1]  # a mark has some
-    taken = [tensor for act in joined.acts for tensor in act.inputs if graph.depends(tensor)]
-    part = Part(results + joined.assigned + taken, joined.inputs)
+    checked = [tensor for check in joined.checks for tensor in check.inputs if graph.depends(tensor)]
+    part = Part(results + joined.assigned + checked, joined.inputs)
     names = [tensor.name for tensor in joined.inputs]
 
     def computed(*tensors: tf.Tensor) -> List[tf.Tensor]:
         values = part.compute(dict(zip(names, tensors)))
         graph.replace({tensor.name: values[tensor.name] for tensor in joined.assigned})
-        _tf.graphs.replace_inputs(joined.acts, {tensor.name: values[tensor.name] for tensor in taken})
+        _tf.graphs.replace_inputs(joined.checks, {tensor.name: values[tensor.name] for tensor in checked})
         returned = [values[tensor.name] for tensor in results]
         return returned if joined.results else list(map(tf.stop_gradient, returned))
 
@@ -88,15 +88,15 @@ class _Graph:
         rows = [*inputs, *[part for *_, parts in marks.wholes for part in parts]]
         given = {one.name: _rows.Rows(0, 1) for one in rows if has_examples(one)}
         drawn = marks.draws.names()
-        self._acts = acts_of_batch(marks.graph, [tensor.op.name for tensor in wanted], given, drawn)
-        wanted += [tensor for op in self._acts for tensor in op.inputs]
+        self._checks = checks_of_batch(marks.graph, [tensor.op.name for tensor in wanted], given, drawn)
+        wanted += [tensor for op in self._checks for tensor in op.inputs]
         self._found = _rows.analyse(marks.graph, [tensor.op.name for tensor in wanted], given, drawn=drawn)
         for op in spread_means(self._found, outputs).values() if are_means else ():
             self._own |= {tensor.op.name for tensor in op.inputs}
         mixed = [name for name in self._found.meets if name in {_tf.graph_parts.name_of(key) for key in drawn}]
         if mixed:
             raise ValueError(f"numbers are drawn that are not one row for each example. Received: {mixed}.")
-        self._ops = [*_tf.op_walks.ancestors([tensor.op for tensor in wanted]), *self._acts]
+        self._ops = [*_tf.op_walks.ancestors([tensor.op for tensor in wanted]), *self._checks]
         self._users: Dict[str, List[tf.Operation]] = {}
         for op in self._ops:
             for tensor in op.inputs:
@@ -114,7 +114,7 @@ class _Graph:
         results = [one for op in whole for one in op.outputs if self._is_rows(one) and self._is_used(one)]
         joined = [one for op in whole for one in op.outputs if not self._is_rows(one)]
         assigned = [one for one in joined if one.name in self._assigned]
-        acts = [op for op in self._acts if op in whole]
+        checks = [op for op in self._checks if op in whole]
         inputs: Dict[str, tf.Tensor] = {}
 
         def sources(op: tf.Operation) -> List[tf.Operation]:
@@ -123,16 +123,16 @@ class _Graph:
             inputs.update((one.name, one) for one in rows)
             return [one.op for one in needed if one.name not in inputs]
 
-        self._reached([one.op for one in results + assigned] + acts, sources)
+        self._reached([one.op for one in results + assigned] + checks, sources)
         if any(one.dtype == tf.variant for one in [*inputs.values(), *results]):
             raise ValueError(f"a list of tensors has no rows. Received: {first.name!r}.")
-        return Joined(list(inputs.values()), results, assigned, acts)
+        return Joined(list(inputs.values()), results, assigned, checks)
 
     def _first(self) -> Optional[tf.Operation]:
         """Return the first operation in which examples meet, or which takes their number or draws for all of them."""
         found = self._found
         names = {*found.meets, *found.reduces, *found.counting, *self._marks.draws.whole} - self._own
-        return next((op for op in self._ops if op.name in names), None) or next(iter(self._acts), None)
+        return next((op for op in self._ops if op.name in names), None) or next(iter(self._checks), None)
 
     def _users_of_joined(self, op: tf.Operation) -> List[tf.Operation]:
         """Return what takes results of an operation that are no rows, and so is computed with the whole batch too."""

@@ -39,10 +39,10 @@ def meetings(trace: Trace, are_means: bool = False, has_calls: bool = False) -> 
     Args:
       trace: the function. All that it takes of an example must be dense.
       are_means: whether the outputs are those of `spread_means`.
-      has_calls: whether to name calls of functions that `calls_that_act` finds: the graph could contain them instead.
+      has_calls: whether to name calls of functions that assert something, since the graph could contain these instead.
     """
     graph = trace.graph
-    checking = calls_that_act(graph) if has_calls else []
+    checking = calls_that_check(graph) if has_calls else []
     if checking:
         return checking
     unknown = [key for key in trace.inputs if graph.get_tensor_by_name(key).shape.rank is None]
@@ -69,7 +69,7 @@ def meetings(trace: Trace, are_means: bool = False, has_calls: bool = False) -> 
         return [error.operation]
     except Exception:  # what can't be looked at isn't proven
         return names
-    mixing = own.mixing(found) or [op.name for op in acts_of_batch(graph, names, inputs, trace.drawn)]
+    mixing = own.mixing(found) or [op.name for op in checks_of_batch(graph, names, inputs, trace.drawn)]
     if mixing:
         return mixing
     outputs = list(map(graph.get_tensor_by_name, trace.outputs))
@@ -103,13 +103,12 @@ def drawing_for_all(trace: Trace, names: List[str]) -> List[str]:
     return [op.name for op in needed if op.name in drawing]
 
 
-def acts_of_batch(
+def checks_of_batch(
     graph: tf.Graph, names: Sequence[str], given: Dict[Key, _rows.Rows], drawn: Optional[Dict[Key, Key]] = None
 ) -> List[tf.Operation]:
-    """Return the operations that are there for their effect, and have to see the whole batch.
+    """Return the assertions in a graph that have to see the whole batch: not each example, alone, has to fulfil them.
 
-    These are prints, summaries and calls of Python, and assertions, unless each example, alone, has to fulfil them.
-    What functions do that are called, loops, and branches that return something, is not looked at.
+    What functions assert that are called, loops, and branches that return something, is not looked at.
 
     Args:
       graph: the graph.
@@ -117,40 +116,34 @@ def acts_of_batch(
       given, drawn: as `inputs` and `drawn` of `accum._rows.analyse`.
     """
     kinds, needed = _tf.graph_parts.LOOPS, set(map(graph.get_operation_by_name, names))
-    found = [op for op in graph.get_operations() if op not in needed and not _tf.graph_parts.is_taken(op, needed)]
-    branches = _acting(graph, [op for op in found if op.type in kinds])
-    ops = [op for op in found if _tf.graph_parts.is_act(op.type)] + list(branches)
+    ops = [op for op in graph.get_operations() if op.type in kinds and op not in needed and not _is_taken(op, needed)]
+    ops = [op for op in graph.get_operations() if op.type == "Assert"] + _asserting(graph, ops)
     if not ops:
         return []
     taken = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
-    analysis = _rows.analyse(graph, taken, given, drawn=drawn)
-    counting = set(analysis.counting)
-
-    def is_of_batch(op: tf.Operation) -> bool:
-        if branches.get(op, {"Assert"}) == {"Assert"} and op.type in kinds | {"Assert"}:
-            return not _holds_for_each(analysis, op.inputs[0], counting)
-        return not all(_is_same_for_all(analysis, one) for one in op.inputs)
-
-    return list(filter(is_of_batch, ops))
+    found = _rows.analyse(graph, taken, given, drawn=drawn)
+    counting = set(found.counting)
+    return [op for op in ops if not _holds_for_each(found, op.inputs[0], counting)]
 
 
-def calls_that_act(graph: tf.Graph) -> List[str]:
-    """Return the names of operations that call a function which asserts, prints or records something."""
+def calls_that_check(graph: tf.Graph) -> List[str]:
+    """Return the names of operations that call a function which asserts something."""
     calls = [op for op in graph.get_operations() if op.type in _tf.graph_parts.CALLS - _tf.graph_parts.LOOPS]
-    return [op.name for op in _acting(graph, calls)]
+    return [op.name for op in _asserting(graph, calls)]
 
 
-def _acting(graph: tf.Graph, ops: Sequence[tf.Operation]) -> Dict[tf.Operation, Set[str]]:
-    """Return {operation: how its functions act} of some that run functions, for those that do."""
+def _asserting(graph: tf.Graph, ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Return the operations, of some that run functions, whose functions assert something."""
     if not ops:
-        return {}
+        return []
     library = _tf.graph_parts.Library(graph, graph.as_graph_def())
-    kinds = {op: set(filter(_tf.graph_parts.is_act, library.types_within(_tf.graph_parts.node_of(op)))) for op in ops}
-    return {op: acts for op, acts in kinds.items() if acts}
+    return [op for op in ops if "Assert" in library.types_within(_tf.graph_parts.node_of(op))]
 
 
-def _is_same_for_all(found: _rows.Analysis, tensor: tf.Tensor) -> bool:
-    return not found.depends(tensor.name) or (found.is_size(tensor.name) and not found.is_count(tensor.name))
+def _is_taken(op: tf.Operation, needed: Set[tf.Operation]) -> bool:
+    """Whether another operation takes a result of an operation, or only waits for it; what is `needed` is taken."""
+    users = [user for tensor in op.outputs for user in tensor.consumers()]
+    return any(user.type != "Identity" or user in needed or _is_taken(user, needed) for user in users)
 
 
 def _holds_for_each(found: _rows.Analysis, condition: tf.Tensor, counting: Set[str]) -> bool:
@@ -162,7 +155,7 @@ def _holds_for_each(found: _rows.Analysis, condition: tf.Tensor, counting: Set[s
         return found.rows(tensor.name) is not None and not found.level(tensor.name) and counting.isdisjoint(before)
 
     op = condition.op
-    if _is_same_for_all(found, condition):
+    if not found.depends(condition.name) or (found.is_size(condition.name) and not found.is_count(condition.name)):
         return True
     if op.type in ("Identity", "LogicalAnd"):
         return all(_holds_for_each(found, one, counting) for one in op.inputs)

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import itertools
-from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -259,25 +259,8 @@ NEXT = ("CandidateSampler", "CountUpTo", "Dequeue", "DistortedBoundingBox", "Get
 )
 """Parts of types of operations that return something else each time, which all examples of a batch get."""
 
-PYTHON = {"PyFunc", "EagerPyFunc"}
-ACTING = {"Assert", "PrintV2", *PYTHON}
+ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""
-
-
-def is_act(kind: str) -> bool:
-    """Whether operations of a type are there for their effect: they assert, print, write summaries or call Python."""
-    return kind in ACTING or (kind.startswith("Write") and kind.endswith("Summary"))
-
-
-def is_taken(op: tf.Operation, needed: Container[tf.Operation] = ()) -> bool:
-    """Whether another operation takes a result of an operation, or only waits for it.
-
-    Args:
-      op: the operation.
-      needed: operations whose results are taken.
-    """
-    users = [user for tensor in op.outputs for user in tensor.consumers()]
-    return any(user.type != "Identity" or user in needed or is_taken(user, needed) for user in users)
 
 
 def is_repeatable(kind: str) -> bool:
@@ -312,16 +295,14 @@ class Library:
         return self._stateful[node.type]
 
     def only_acts(self, node: Node) -> bool:
-        """Whether an operation is there for its effect alone: an assertion, a print, a summary, a call of Python."""
+        """Whether an operation is there for its effect alone: an assertion, a print, a call of Python."""
         try:
-            op = self._graph.get_operation_by_name(node.name)
+            outputs = self._graph.get_operation_by_name(node.name).outputs
         except KeyError:  # a node of ours
             return False
-        if not op.outputs:
+        if not outputs:
             return node.type != "NoOp"
-        if node.type in PYTHON:
-            return not is_taken(op)
-        return node.type in LOOPS and any(map(is_act, self.types_within(node)))
+        return node.type in LOOPS and bool(self.types_within(node) & ACTING)
 
     def hidden(self, node: Node) -> Set[str]:
         """Return the types of operations in the functions that `node` calls, at any depth, that can't be repeated."""

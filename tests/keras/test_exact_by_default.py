@@ -585,53 +585,6 @@ def test_what_a_layer_asserts_is_asserted_of_the_whole_batch(name, has_own_step)
         assert_equal(*ends)
 
 
-def summary_of(x):
-    return tf.stack([tf.cast(count_of(x), tf.float32), tf.round(10.0 * tf.reduce_mean(x)), tf.reduce_sum(x[:, 0])])
-
-
-RECORDS = {  # {name: how something of a batch is appended to a list, or printed into a file}
-    "Python": lambda x, path, told: tf.py_function(lambda rows: told.append(rows.numpy()), [summary_of(x)], []),
-    "Python of examples": lambda x, path, told: tf.py_function(lambda rows: told.append(rows.numpy()), [x], []),
-    "Python that returns": lambda x, path, told: tf.py_function(
-        lambda rows: told.append(rows.numpy()) or 0.0, [summary_of(x)], tf.float32
-    ),
-    "print": lambda x, path, told: tf.print(tf.round(summary_of(x)), output_stream=path),
-    "print in a conditional": lambda x, path, told: tf.cond(
-        tf.reduce_max(x) > -1e9, lambda: tf.print(tf.round(summary_of(x)), output_stream=path), lambda: tf.group()
-    ),
-}
-
-
-@pytest.mark.parametrize("has_own_step", [False, True], ids=["", "own-step"])
-@pytest.mark.parametrize("name", sorted(RECORDS))
-def test_what_a_layer_prints_or_records_is_that_of_the_whole_batch(name, has_own_step, tmp_path):
-    """Once for each batch, as plain Keras does."""
-    told, path = [], tmp_path / "printed"
-
-    def program():
-        recording = checked(lambda x: RECORDS[name](x, f"file://{path}", told))
-        model = Net() if has_own_step else dense(recording)
-        if has_own_step:
-            model.hidden = tf.keras.Sequential(dense(recording).layers[:-1])
-            model.hidden.build((None, 6))
-        return model, X, None if has_own_step else "mse"
-
-    *models, x, loss = pair(program, micro_batch_size=SIZE)
-    ends = []
-    for model in models:
-        del told[:]
-        path.write_text("")
-        model.compile(tf.keras.optimizers.SGD(0.1), loss=loss, **JIT)
-        with silent(accum.InexactWarning):
-            model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0)
-        ends.append(model.get_weights() + told[:])
-        ends.append(path.read_text())
-    plain, printed, split, printed_by_split = ends
-    assert len(printed.splitlines()) + len(plain) - len(models[0].weights) == 3
-    assert printed == printed_by_split
-    assert_equal(plain, split)
-
-
 @pytest.mark.tf("2.9", because="there is no `compute_loss`")
 def test_a_loss_that_the_model_computes_itself_is_that_of_the_batch():
     weights = {}

@@ -12,8 +12,8 @@ from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._meetings import (
-    acts_of_batch,
-    calls_that_act,
+    calls_that_check,
+    checks_of_batch,
     looked_up_by_shapes,
     looked_up_for_all,
     own_gradients,
@@ -235,7 +235,7 @@ class _Call:
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
         graph = self.graph()
-        graph = self.graph(directly=True) if calls_that_act(graph) else graph
+        graph = self.graph(directly=True) if calls_that_check(graph) else graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
             return "losses that may divide by different numbers"
@@ -264,9 +264,9 @@ class _Call:
         mixing = own.mixing(found)
         if mixing or not own.are_linear:
             return f"gradients of its own, across examples or not linear ({_check.shown(mixing or own.users)})"
-        acts = [op.name for op in acts_of_batch(graph, names, inputs)]
-        if acts:
-            return f"what asserts, prints or records something of the whole batch ({_check.shown(acts)})"
+        checks = [op.name for op in checks_of_batch(graph, names, inputs)]
+        if checks:
+            return f"assertions of the whole batch ({_check.shown(checks)})"
         if any(found.verdict(tensor.op.name) for tensor in self._others):
             return "losses that layers add"
         for_all = looked_up_for_all(graph) if self._is_training and tf.executing_eagerly() else []
