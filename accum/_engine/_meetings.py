@@ -123,7 +123,13 @@ def checks_of_batch(
     taken = list(dict.fromkeys(tensor.op.name for op in ops for tensor in op.inputs))
     found = _rows.analyse(graph, taken, given, drawn=drawn)
     counting = set(found.counting)
-    return [op for op in ops if not _holds_for_each(found, op.inputs[0], counting)]
+
+    def is_of_batch(op: tf.Operation) -> bool:
+        if op.type != "Assert" and not op.name.rsplit("/", 1)[-1].startswith(GUARD):
+            return any(found.depends(tensor.name) for tensor in op.inputs)  # a conditional of the user's
+        return not _holds_for_each(found, op.inputs[0], counting)
+
+    return list(filter(is_of_batch, ops))
 
 
 def calls_that_check(graph: tf.Graph) -> List[str]:
@@ -144,6 +150,13 @@ def _is_taken(op: tf.Operation, needed: Set[tf.Operation]) -> bool:
     """Whether another operation takes a result of an operation, or only waits for it; what is `needed` is taken."""
     users = [user for tensor in op.outputs for user in tensor.consumers()]
     return any(user.type != "Identity" or user in needed or _is_taken(user, needed) for user in users)
+
+
+GUARD = "AssertGuard"
+"""What TensorFlow calls the conditional that asserts something only if it does not hold."""
+
+LIMITS = {"Greater": "Min", "GreaterEqual": "Min", "Less": "Max", "LessEqual": "Max"}
+"""{type of a comparison: what of numbers fulfils it if each of them does}."""
 
 
 def _holds_for_each(found: _rows.Analysis, condition: tf.Tensor, counting: Set[str]) -> bool:
@@ -167,10 +180,6 @@ def _holds_for_each(found: _rows.Analysis, condition: tf.Tensor, counting: Set[s
         (limited, other), kind = op.inputs, LIMITS[op.type]
         return not found.depends(other.name) and limited.op.type == kind and are_rows(limited.op.inputs[0])
     return False
-
-
-LIMITS = {"Greater": "Min", "GreaterEqual": "Min", "Less": "Max", "LessEqual": "Max"}
-"""{type of a comparison: what of numbers fulfils it if each of them does}."""
 
 
 class OwnGradient(NamedTuple):

@@ -520,6 +520,10 @@ def as_many_as_a_part_in_a_function(x):
     tf.debugging.assert_equal(count_of(x), SIZE)
 
 
+def in_a_conditional(x, count):
+    tf.cond(tf.shape(x)[1] > 3, lambda: tf.debugging.assert_equal(count_of(x), count), tf.no_op)
+
+
 def in_order(x):
     """Of what is computed across examples."""
     sums = tf.cumsum(x, 0)
@@ -537,6 +541,8 @@ CHECKS = {  # {name: (what is asserted, whether it holds)}
     "wrong sum": (lambda x: tf.debugging.assert_less(tf.reduce_sum(x**2), 20.0), False),
     "in a function": (as_many_in_a_function, True),
     "wrong in a function": (as_many_as_a_part_in_a_function, False),
+    "in a conditional": (lambda x: in_a_conditional(x, BATCH), True),
+    "wrong in a conditional": (lambda x: in_a_conditional(x, SIZE), False),
     "in order": (in_order, True),
     "no wrong ones": (lambda x: tf.debugging.Assert(~tf.reduce_any(x > 1e3), [x]), True),
     "wrong ones": (lambda x: tf.debugging.Assert(~tf.reduce_any(x < 1e3), [x]), False),
