@@ -9,8 +9,6 @@ from accum._engine._value_and_gradients import AT_ONCE, Task, called, scalar_los
 from accum._tf import tf
 from accum.compat.v1._split_batch import split_batch
 
-TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
-
 
 def whole_value(
     task: Task, data: Any, variables: Optional[Sequence[tf.Variable]], is_default: bool
@@ -19,7 +17,8 @@ def whole_value(
 
     Args:
       task: a `Task`.
-      data: nested structure of tensors that share their first axis.
+      data: nested structure of tensors that share their first axis. What is computed from ragged and sparse ones is
+        computed at once.
       variables: list of variables, or None for all trainable ones.
       is_default: whether what can't be split is computed at once, with a warning; otherwise, it is an error.
     """
@@ -29,13 +28,18 @@ def whole_value(
             f"out `weight`. Received: weight={task.weight!r}. [accum: arguments]"
         )
     batch = tf.nest.map_structure(lambda leaf: _of_any_length(as_tensor(leaf)), data)
+    tensors = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
+    if not any(leaf.shape.rank for leaf in tensors):
+        raise ValueError(
+            "With `whole_batch` or `loss`, `data` needs a dense tensor, whose first axis is split: leave them out, so "
+            f"that `function` is called for each micro-batch. Received: {data!r}. [accum: arguments]"
+        )
     outputs = called(task.function, batch)
     if task.loss is None:
         value, outputs = scalar_loss(outputs), None
     else:
         arguments = batch if isinstance(batch, (tuple, list)) else (batch,)
         value = scalar_loss(task.loss(outputs, *arguments), "loss", "of the batch")
-    tensors = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, TENSORS)]
     reason = None
     try:
         value = split_batch(value, tensors, task.size, outputs=outputs, recompute=task.recompute)

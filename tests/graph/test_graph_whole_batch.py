@@ -475,3 +475,45 @@ def test_options_that_contradict_each_other():
         value_of(weighted, weight="equal")
     with pytest.raises(ValueError, match="can't be split up to `outputs`"):
         value_of(lambda images: tf.reduce_mean(images), loss=lambda outputs, images: outputs)
+
+
+RAGGED = [[1], [], [0, 2], [2], [1, 1, 2], [0], [], [2, 2], [1], [0], [2, 1, 0]]
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("how", [{"whole_batch": "all"}, {}])
+def test_ragged_targets_are_those_of_the_whole_batch(how):
+    def per_class(logits, images, classes):
+        of_word = tf.gather(tf.nn.log_softmax(logits), classes.value_rowids())
+        return -tf.reduce_mean(tf.reduce_sum(of_word * tf.one_hot(classes.values, 3), axis=1))  # a mean over words
+
+    def after(how):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            data = tf1.placeholder(tf.float32, [None, 6, 6, 2]), tf.ragged.constant(RAGGED)
+            with tf1.variable_scope("net", initializer=tf1.glorot_uniform_initializer(seed=3)):
+                if how == "plain":
+                    pairs = tf1.train.GradientDescentOptimizer(1.0).compute_gradients(
+                        per_class(of_operations(data[0]), *data)
+                    )
+                else:
+                    _, pairs = accum.compat.v1.value_and_gradients(
+                        lambda images, _: of_operations(images), data, micro_batch_size=4, loss=per_class, **how
+                    )
+            session.run(tf1.global_variables_initializer())
+            return session.run([gradient for gradient, _ in pairs], {data[0]: IMAGES})
+
+    expected, ours = after("plain"), after(how)
+    assert any(np.abs(one).max() > 1e-3 for one in expected)
+    for one, other in zip(ours, expected):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+def test_data_without_a_dense_tensor_has_no_whole_batch_to_split():
+    def call(**options):
+        return accum.compat.v1.value_and_gradients(
+            lambda one: one.values, tf.ragged.constant(RAGGED), None, 4, **options
+        )
+
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="needs a dense tensor"):
+        call(loss=lambda values, one: tf.reduce_mean(values))
