@@ -247,18 +247,23 @@ class GraphVariables:
                 )
 
     def _require_repeatable(self) -> None:
-        """Raise if a loop, conditional or function in the graph draws random numbers or assigns to a variable."""
+        """Raise if a loop, conditional or function in the graph draws random numbers or changes a variable.
+
+        What is there for such a change alone is no result of the graph, so it would run for no micro-batch, or for all.
+        """
         graph = self._graph
-        for name in graph.reached(graph.data_fetches()):
-            node = graph.nodes[name]
-            hidden = graph.library.hidden(node) if node.type in _tf.graph_parts.CALLS else set()
+        reached = graph.reached(graph.data_fetches())
+        for name, node in graph.nodes.items():
+            hidden = graph.library.changes(node)
+            if name in reached and node.type in _tf.graph_parts.CALLS:
+                hidden |= graph.library.hidden(node)
             if hidden:
                 raise Unrepeatable(
                     "With `whole_batch`, each micro-batch is computed again, and must be the same. Within a loop, "
                     "a conditional or a function of its own, a layer draws random numbers, assigns to a variable, or "
-                    "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not): do "
-                    f"that before it{_check.OR_AT_ONCE}. Received: {name!r}, with {sorted(hidden)}."
-                    " [accum: whole-batch-loop]"
+                    "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not); or "
+                    f"it fills a table or a queue: do that before it{_check.OR_AT_ONCE}. Received: {name!r}, with "
+                    f"{sorted(hidden)}. [accum: whole-batch-loop]"
                 )
 
 

@@ -255,7 +255,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         return False
     if any(map(_tf.random_ops.draws_for_all, drawing)) or (tf.executing_eagerly() and looked_up_for_all(graph)):
         return False
-    if _tf.op_walks.may_assign_beside(graph, []):
+    if _tf.op_walks.may_assign_beside(graph, []) or _tf.graph_parts.filling(graph):
         return False
     is_proven = not found.counting and _is_mean(found, value, *weights)
     if is_proven and drawing and tf.executing_eagerly():  # nothing is replaced then

@@ -14,7 +14,22 @@ from accum._rows import _axes, _elementwise, _images, _products, _reductions
 from accum._rows._effects import Effects, has_effect
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
 from accum._rows._known_shapes import OF_SHAPE, KnownShapes
-from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
+from accum._rows._lists import (
+    LIST_RULES,
+    LISTS,
+    ON_LISTS,
+    PLACES,
+    POPS,
+    PUSHES,
+    SCALAR,
+    STACK_KINDS,
+    STACKED,
+    UNKNOWN,
+    Given,
+    Result,
+    popped,
+    pushed,
+)
 from accum._rows._numbers import Numbers
 from accum._rows._partitions import GATHERS, KINDS, STITCHES, is_share, results_of
 from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
@@ -42,30 +57,6 @@ RULED = (_axes, _elementwise, _images, _products, _reductions)
 
 ELEMENTWISE = {*_elementwise.UNARY, *_elementwise.SEVERAL}
 """Operations of which no input says how long an axis of the output is."""
-
-LISTS = ("TensorArrayV3", "TensorListReserve")
-"""Operations that make lists of as many elements as their last input says."""
-
-STACKED = ("TensorArrayGatherV3", "TensorListStack")
-"""Operations that make one tensor of the elements of a list."""
-
-PLACES = dict.fromkeys(
-    (
-        "TensorArrayGatherV3",
-        "TensorArrayReadV3",
-        "TensorArrayScatterV3",
-        "TensorArrayWriteV3",
-        "TensorListGetItem",
-        "TensorListReserve",
-        "TensorListSetItem",
-    ),
-    1,
-)
-PLACES["TensorArrayV3"] = 0
-"""{type of an operation on a list: which input says where an element is, or how many there are}."""
-
-ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
-"""Operations on a list as a whole; a sum of flows waits for both."""
 
 COMPARISONS = ("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
 EXTREMES = ("Minimum", "Maximum")

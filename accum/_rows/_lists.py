@@ -35,6 +35,30 @@ LIST_RULES: Dict[str, ListRule] = {}
 SCALAR: Pair = ([], [], [])
 EMPTY = list_of(None, None)
 
+LISTS = ("TensorArrayV3", "TensorListReserve")
+"""Operations that make lists of as many elements as their last input says."""
+
+STACKED = ("TensorArrayGatherV3", "TensorListStack")
+"""Operations that make one tensor of the elements of a list."""
+
+PLACES = dict.fromkeys(
+    (
+        "TensorArrayGatherV3",
+        "TensorArrayReadV3",
+        "TensorArrayScatterV3",
+        "TensorArrayWriteV3",
+        "TensorListGetItem",
+        "TensorListReserve",
+        "TensorListSetItem",
+    ),
+    1,
+)
+PLACES["TensorArrayV3"] = 0
+"""{type of an operation on a list: which input says where an element is, or how many there are}."""
+
+ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
+"""Operations on a list as a whole; a sum of flows waits for both."""
+
 
 def _rule(*kinds: str, shapes: Sequence[int] = ()) -> Callable[[ListRule], ListRule]:
     def register(function: ListRule) -> ListRule:

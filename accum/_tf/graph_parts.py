@@ -259,6 +259,9 @@ NEXT = ("CandidateSampler", "CountUpTo", "Dequeue", "DistortedBoundingBox", "Get
 )
 """Parts of types of operations that return something else each time, which all examples of a batch get."""
 
+FILLING = ("BarrierClose", "BarrierInsertMany", "Enqueue", "LookupTableImport", "QueueClose", "Stage")
+"""Parts of types of operations that change a table, a queue or the like."""
+
 ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""
 
@@ -310,6 +313,15 @@ class Library:
         for name in functions_of(node.proto):
             names |= self._within(name)
         return names
+
+    def changes(self, node: Node) -> Set[str]:
+        """Return the types of operations that change a variable, a table or a queue, in functions that `node` calls.
+
+        If `node` itself fills a table or a queue, it is its type.
+        """
+        within = self.types_within(node) if node.type in CALLS else set()
+        filling = {kind for kind in (node.type, *within) if any(part in kind for part in FILLING)}
+        return filling | set(filter(is_assignment, within))
 
     def types_within(self, node: Node) -> Set[str]:
         """Return the types of operations in the functions that `node` calls, at any depth."""
@@ -371,6 +383,13 @@ def taking_the_next(graph: Any, ops: Sequence[tf.Operation]) -> List[str]:
     """
     within = _calling(graph, ops, lambda library, op: any(map(_takes_the_next, library.types_within(node_of(op)))))
     return within + [op.name for op in ops if _takes_the_next(op.type)]
+
+
+def filling(graph: Any) -> List[str]:
+    """Return the types of the operations that fill a table or a queue, in a graph or the functions that it calls."""
+    functions = graph.as_graph_def().library.function
+    types = {op.type for op in graph.get_operations()} | {node.op for one in functions for node in one.node_def}
+    return sorted(kind for kind in types if any(part in kind for part in FILLING))
 
 
 def _calling(

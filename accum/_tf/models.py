@@ -200,6 +200,14 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def has_code_of_user(model: tf.keras.Model) -> bool:
+    """Whether Python code that does not come with Keras or accum computes something when a model is called."""
+    layers = layers_of(model)
+    calls = [type(layer).call for layer in [model, *layers]]
+    others = [one for one in calls if not comes_with_keras(one) and not one.__module__.startswith("accum.")]
+    return bool(others) or any(isinstance(layer, tf.keras.layers.Lambda) for layer in layers)
+
+
 def has_noise(model: tf.keras.Model) -> bool:
     """Whether a model has dropout or noise layers of Keras 2, whose random numbers have no state that can be read."""
     layers = tf.keras.layers

@@ -591,6 +591,79 @@ def test_what_a_layer_asserts_is_asserted_of_the_whole_batch(name, has_own_step)
         assert_equal(*ends)
 
 
+class Changing(layers.Layer):
+    """Multiplies by a scale, and changes something by `change`, a function of the layer and of its inputs."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.calls, self.queue = tf.Variable(0, trainable=False), tf.queue.FIFOQueue(100, tf.float32)
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs):
+        outputs = inputs * tf.convert_to_tensor(self.scale)
+        self.change(self, inputs)
+        return outputs
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def halve(self, *_):
+        self.scale.assign(0.5 * tf.convert_to_tensor(self.scale))
+        return tf.constant(1)
+
+    @tf.function
+    def halve_in_a_function(self):
+        self.halve()
+
+    @tf.function
+    def follow(self, inputs):
+        self.scale.assign(0.9 * tf.convert_to_tensor(self.scale) + tf.reduce_mean(tf.abs(inputs)))
+
+
+def every_second_time(layer, _):
+    layer.calls.assign_add(1)
+    tf.cond(layer.calls % 2 == 0, layer.halve, lambda: tf.constant(0))
+
+
+CHANGES = {
+    "every second time": every_second_time,
+    "in a branch": lambda layer, x: tf.cond(layer.calls < 1, layer.halve, lambda: tf.constant(0)),
+    "in a branch by the batch": lambda layer, x: tf.cond(count_of(x) > 8, layer.halve, lambda: tf.constant(0)),
+    "in a loop": lambda layer, x: tf.while_loop(lambda step: step < 2, lambda step: (step + layer.halve(),), [0]),
+    "in a function": lambda layer, x: layer.halve_in_a_function(),
+    "in a function of the batch": lambda layer, x: layer.follow(x),
+    "in a queue": lambda layer, x: layer.queue.enqueue(tf.reduce_mean(x)),
+    "in a queue in a branch": lambda layer, x: tf.cond(
+        layer.calls < 1, lambda: (layer.queue.enqueue(tf.reduce_mean(x)), tf.constant(1))[1], lambda: tf.constant(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("has_batch_norm", [False, True], ids=["", "batch-norm"])
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_what_a_layer_changes_and_nothing_takes_is_changed_once_for_each_batch(name, has_batch_norm):
+    def program():
+        norms = [layers.BatchNormalization()] * has_batch_norm
+        return dense(Changing(CHANGES[name]), *norms), X, "mse"
+
+    plain, split, x, loss = pair(program, micro_batch_size=SIZE)
+    before = [int(model.layers[1].queue.size()) for model in (plain, split)]
+    with silent(accum.InexactWarning):
+        expected, ours = [trained(model, x, loss) for model in (plain, split)]
+    assert_equal(expected, ours)
+    after = [int(model.layers[1].queue.size()) for model in (plain, split)]
+    assert after[0] - before[0] == after[1] - before[1] == (6 if "queue" in name else 0)
+    given_up = pair(program, micro_batch_size=SIZE, whole_batch=())[1]
+    with warned("", accum.InexactWarning) as said:
+        apart = trained(given_up, x, loss)
+    assert said
+    if "queue" not in name:
+        assert_differ(expected, apart)
+
+
 @pytest.mark.tf("2.9", because="there is no `compute_loss`")
 def test_a_loss_that_the_model_computes_itself_is_that_of_the_batch():
     weights = {}
@@ -989,6 +1062,31 @@ def test_inputs_of_another_kind_are_looked_at_anew():
     assert_differ(expected, trained_on_other_inputs_later(given_up, run_eagerly=True))
 
 
+class CentresLongOnes(layers.Layer):
+    """Examples meet in it if there are more than three steps, as Python says."""
+
+    def call(self, inputs):
+        return inputs if inputs.shape[1] == 3 else inputs - tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+def test_inputs_of_another_length_are_looked_at_anew():
+    ends = []
+    for options in ({}, {"micro_batch_size": SIZE}, {"micro_batch_size": SIZE, "whole_batch": ()}):
+        inputs = tf.keras.Input((None, 2))
+        stack = [CentresLongOnes(), layers.Dense(4, "tanh", kernel_initializer="ones"), layers.GlobalMaxPooling1D()]
+        outputs = functools.reduce(lambda tensor, layer: layer(tensor), [*stack, layers.Dense(1)], inputs)
+        model = tf.keras.Model(inputs, outputs)
+        model.set_weights([np.linspace(-1, 1, one.size).reshape(one.shape) for one in model.get_weights()])
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        with warned():
+            ends.append(
+                [trained(model, X.reshape(36, length, 2)[:, :steps], "mse") for length, steps in ((3, 3), (3, 2))]
+            )
+    assert_equal(ends[0][0], ends[1][0])
+    assert_equal(ends[0][1], ends[1][1])
+    assert_differ(ends[0][1], ends[2][1])
+
+
 class LookedUp(layers.Layer):
     """Adds rows of a table, looked up by constants or by what `ids` makes of the inputs."""
 
@@ -1140,7 +1238,32 @@ class Warmed(tf.keras.Model):
         return self.out(0.7 * hidden + 0.3 * tf.reverse(hidden, [0]) if self.mixes else hidden)
 
 
-@pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
+class DropsAtRandom(layers.Layer):
+    """Draws with NumPy, eagerly for each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.random = np.random.RandomState(1)
+
+    def call(self, inputs):
+        return inputs if self.random.rand() < 0.5 else 2.0 * inputs
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_batch": ()}], ids=["default", "given-up"])
+def test_python_code_that_runs_for_each_micro_batch_is_named(options):
+    split = pair(lambda: (dense(DropsAtRandom()), X, "mse"), micro_batch_size=SIZE, **options)[1]
+    with warned("[accum: python-once]", accum.InexactWarning) as said:
+        trained(split, X, "mse", run_eagerly=True)
+    assert len(said) == 1
+    split = pair(lambda: (dense(), X, "mse"), micro_batch_size=SIZE, **options)[1]
+    with silent(accum.InexactWarning):  # of Keras' own layers
+        trained(split, X, "mse", run_eagerly=True)
+
+
+@pytest.mark.filterwarnings("ignore:With .*, the Python code")
 def test_eagerly_each_batch_is_looked_at(monkeypatch):
     def trained_eagerly(**options):
         model = Warmed()

@@ -82,9 +82,12 @@ class KerasAdapter(OptimizerAdapter):
         return self.unwrapped(transform(self.wrapped(grads_and_vars)))
 
     def make_step(self, grads_and_vars: GradsAndVars, replicas: int) -> Optional[tf.Operation]:
-        inner, pairs = self._wrapper.optimizer, self.wrapped(grads_and_vars)
-        with _tf.inner_optimizer.without_sum_of_one(inner):
-            return _tf.inner_optimizer.awaited(_tf.inner_optimizer.apply(inner, pairs, replicas))
+        with _tf.inner_optimizer.without_sum_of_one(self._wrapper.optimizer):
+            return _tf.inner_optimizer.awaited(self.apply(grads_and_vars, replicas))
+
+    def apply(self, grads_and_vars: GradsAndVars, replicas: int) -> Wait:
+        """Call the inner optimizer, here and nowhere else. Returns what it returns."""
+        return _tf.inner_optimizer.apply(self._wrapper.optimizer, self.wrapped(grads_and_vars), replicas)
 
     def steps(self) -> tf.Tensor:
         return _tf.variables.native(self._wrapper.iterations)

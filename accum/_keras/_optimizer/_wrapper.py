@@ -308,7 +308,7 @@ class GradientAccumulateOptimizer:
         with tf.control_dependencies(_tf.graphs.waits_for_all(awaited) + told):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
-            return _tf.inner_optimizer.apply(self._inner, self._adapter.wrapped(listed), replicas)
+            return self._adapter.apply(listed, replicas)
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen

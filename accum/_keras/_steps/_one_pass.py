@@ -92,8 +92,11 @@ def methods_of_user(model: tf.keras.Model, name: str, step: Callable[[Data], Nes
 
 
 def kind_of(model: tf.keras.Model, data: Data) -> str:
-    """Return what the answer depends on that may change between steps: the kind of the data, and what is frozen."""
-    leaves = [(type(leaf).__name__, getattr(leaf, "dtype", None), _rank(leaf)) for leaf in tf.nest.flatten(data)]
+    """Return what the answer depends on that may change between steps: the kind of the data, and what is frozen.
+
+    Lengths of axes are part of it, as far as they are known in the trace: Python code of the user's may ask for them.
+    """
+    leaves = [(type(leaf).__name__, getattr(leaf, "dtype", None), _shape(leaf)) for leaf in tf.nest.flatten(data)]
     trainable = [bool(layer.trainable) for layer in _tf.batch_norm.batch_norms_in(model)]
     return repr((tf.nest.map_structure(lambda leaf: 0, data), leaves, trainable))
 
@@ -122,8 +125,10 @@ def _is_of_others(base: type) -> bool:
     return "__call__" in vars(base) and not base.__module__.startswith("accum.")
 
 
-def _rank(leaf: Any) -> Optional[int]:
-    return tf.TensorShape(getattr(leaf, "shape", None)).rank
+def _shape(leaf: Any) -> Optional[List[Optional[int]]]:
+    """Return the lengths of axes, but for that of the examples; None if not even the number of axes is known."""
+    shape = tf.TensorShape(getattr(leaf, "shape", None))
+    return None if shape.rank is None else [None] * bool(shape.rank) + shape.as_list()[1:]
 
 
 def name_of(one: Any) -> str:
@@ -249,6 +254,9 @@ class _Call:
             return "losses that are sums, beside others, which each micro-batch would add"
         if self._assigns(graph):
             return "variables that the call changes"
+        filling = _tf.graph_parts.filling(graph)
+        if filling:
+            return f"a table or a queue that the call fills ({_check.shown(filling)})"
         inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self.inputs if tensor.shape.rank != 0}
         names = [tensor.op.name for tensor in self.rows + self._others]
         ops = _tf.op_walks.ancestors(map(graph.get_operation_by_name, names))

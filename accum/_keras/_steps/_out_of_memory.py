@@ -17,8 +17,8 @@ The loop over attempts is in Python, because a graph can't catch an error. Betwe
 there is a gate: it records that weights may have changed, after which nothing can be tried again, and it ends the
 trials in which memory is measured.
 
-Gradients and update are two functions where micro-batches take one pass, and where there are several workers: memory
-may run out on one of them, so all have to agree before they update.
+Where there are several workers, gradients and update are two functions: memory may run out on one of them, so all have
+to agree before they update.
 """
 
 import contextlib
@@ -38,7 +38,6 @@ from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened
 from accum._keras._steps._model_steps import create_variables_ahead
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._update_gate import END_OF_TRIAL, EndOfTrial, GateVariables, UpdateGate
-from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
@@ -482,9 +481,8 @@ class AutoSizedSteps:
         step = self._steps[replica] = own.steps.for_size(size, "train_step", data)
         for listener in [] if is_trial else listeners_of(self._model):
             listener.begin_batch(data)
-        if not isinstance(step, WholeBatchStep) or not self._is_alone():
+        if not self._is_alone():
             return {SUMS: step.gradients(data)}
-        step.refuse_loss_scale_on_replicas()
         is_compiled = _tf.steps.is_compiled_by_xla(self._model)
         gate = self._gates[replica] = UpdateGate(None if is_compiled else self._variables, is_trial)
         try:

@@ -24,7 +24,7 @@ from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers
 from accum._keras._step_listener import PartsSeen
 from accum._keras._steps._batch_draws import BatchDraws, warn_of_eager_draws
-from accum._keras._steps._optimizer_calls import Call, Collector
+from accum._keras._steps._optimizer_calls import Call, Collector, Gate
 from accum._keras._steps._step_metrics import StepMetrics
 from accum._keras._steps._user_steps import UserSteps
 from accum._tf import Data, Gradient, Logs, Nested, Wait, tf
@@ -69,6 +69,7 @@ class SplitStep:
         micro_batches = self._cut(data)
         self._sizes = micro_batches.sizes
         warn_of_eager_draws(self._model)
+        self._warn_of_eager_python()
         compiled = self._compiled or self._compiles_parts
         draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
         draws.split_by(self._size)
@@ -85,6 +86,17 @@ class SplitStep:
         with draws.batch():
             draws.done = micro_batches.run(on_part, has_last=is_training and self._may_overlap)
         return draws.done
+
+    def _warn_of_eager_python(self) -> None:
+        """Warn once that Python code of the user's runs for each micro-batch, eagerly."""
+        own = self._model._accum
+        if tf.executing_eagerly() and own.is_first_time("eager Python") and _tf.models.has_code_of_user(self._model):
+            _check.warn(
+                "With `run_eagerly=True`, Python code of the model's runs for each micro-batch, so what it counts, or draws "
+                "with NumPy, differs from the full batch: keep it in a `tf.Variable`, draw with TensorFlow, or compile "
+                "without `run_eagerly`. [accum: python-once]",
+                _check.InexactWarning,
+            )
 
     def _on_part(self, function: Callable[[], Nested], part: Data, index: Index) -> Nested:
         """Run `function()`, which computes `part`, the micro-batch at `index`."""
@@ -134,9 +146,23 @@ class SplitStep:
     # ------------------------------------------------------------------------------------------------------------
     # Training
 
-    def train(self, data: Data) -> Logs:
-        """Train on a batch, given what Keras gives to a train step. Returns the logs."""
-        return self.apply(self.gradients(data))
+    def train(self, data: Data, gate: Optional[Gate] = None) -> Logs:
+        """Train on a batch. Returns the logs.
+
+        Args:
+          data: what Keras gives to a train step.
+          gate: what comes before the first update, or None.
+        """
+        totals = self.gradients(data)
+        return self.apply(totals if gate is None else self._released(totals, gate))
+
+    def _released(self, totals: Nested, gate: Gate) -> Nested:
+        """Return what `gradients` returns, with the gradients behind a gate."""
+        calls, moments, metrics = totals
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        pairs = [pair for call, (grads, *_) in zip(self._collector.calls, calls) for pair in zip(grads, call.variables)]
+        released = iter(gate.released(pairs, graph))
+        return [[[[next(released)[0] for _ in grads], *others] for grads, *others in calls], moments, metrics]
 
     def gradients(self, data: Data) -> Nested:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""

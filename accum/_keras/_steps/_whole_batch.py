@@ -703,13 +703,9 @@ class WholeBatchStep(SplitStep):
             self._check_layers()
 
     def train(self, data: Data, gate: Optional[Gate] = None) -> Logs:
-        """Train on a batch. Returns the logs.
-
-        Args:
-          data: what Keras gives to a train step.
-          gate: what comes before the first update, or None.
-        """
         self._check_batch_norms()
+        if gate is not None:
+            self._refuse_loss_scale_on_replicas()
         with self._calling("train_step", data), self._without_sums_of_one():
             logs, _ = self._steps.run_train(data, weighs_replicas=self._weighs_replicas, gate=gate)
         return logs
@@ -731,7 +727,7 @@ class WholeBatchStep(SplitStep):
             for optimizer in self._model._accum.optimizers
             if _tf.optimizers.is_loss_scale_optimizer(optimizer)
         ]
-        self.refuse_loss_scale_on_replicas()
+        self._refuse_loss_scale_on_replicas()
         if not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step"):
             raise ValueError(
                 "With several workers, `micro_batch_size='auto'` can't run a `train_step` of your own, because what "
@@ -754,7 +750,7 @@ class WholeBatchStep(SplitStep):
         self._sizes = micro_batches.sizes
         return micro_batches.run_at_once(parts)
 
-    def refuse_loss_scale_on_replicas(self) -> None:
+    def _refuse_loss_scale_on_replicas(self) -> None:
         """Raise if a `LossScaleOptimizer` would have to agree with other replicas, under "auto"."""
         if any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers)) and _replicas.count() > 1:
             raise ValueError(
