@@ -89,7 +89,7 @@ def _loop_behind_statistics(inside: Inside) -> str:
 
 def _meeting(inside: Inside, before: Set[tf.Operation]) -> str:
     """Return a sentence about the first of these operations in which examples may meet."""
-    outside = [op for op in inside.of_batch if op in before and op not in inside.ops]
+    outside = [op for op in inside.graph.get_operations() if op in before and op not in inside.ops]
     verdicts = [(op, inside.analysis.verdict(op.name)) for op in outside]
     meeting = [(op, one) for op, one in verdicts if one is not None and one.kind in ("meets", "reduces")]
     using = [(op, verdict) for op, verdict in meeting if op in inside.of_variables]

@@ -591,6 +591,41 @@ def test_pixels_behind_batch_normalisation_may_be_rows_of_the_loss(order):
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
+@pytest.mark.law("L17")
+def test_a_variable_that_is_read_after_the_batch_has_changed_it_is_named_and_what_it_makes_can_be_the_batch():
+    x, y = placeholders()
+    mean = tf1.get_variable("mean", [4], initializer=tf1.zeros_initializer(), trainable=False, use_resource=True)
+    with tf.control_dependencies([mean.assign(0.9 * mean + tf.reduce_mean(x, [0, 1]))]):
+        centred = x - mean.read_value()
+    losses = []
+    for _ in range(2):
+        with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
+            losses.append(perceptron(centred, y)[0])
+    with pytest.raises(ValueError, match="may meet first in 'Read.*: it reads what was changed by the batch"):
+        accum.compat.v1.split_batch(losses[1], (x, y), 5)
+    grads = tf.gradients(losses[0], tf1.trainable_variables())
+    split = tf.gradients(accum.compat.v1.split_batch(losses[1], (centred, y), 5), tf1.trainable_variables())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        expected = session.run(grads, {x: X, y: Y})
+        session.run(tf1.variables_initializer([mean]))
+        assert_near(session.run(split, {x: X, y: Y}), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.law("L20")
+def test_losses_of_examples_that_are_passed_too_have_the_dropout_of_their_mean():
+    x, y = placeholders()
+    hidden = tf1.nn.dropout(tf.reshape(tf.tensordot(x, weight("first", [4, 5]), 1), [-1, 30]), rate=0.5)
+    errors = (dense(hidden, "last", 1) - y) ** 2
+    loss, ours = accum.compat.v1.split_batch((tf.reduce_mean(errors), errors), (x, y), 5)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        mean, kept, others = session.run([loss, ours, errors], {x: X, y: Y})
+    assert kept.shape == (N, 1)
+    np.testing.assert_allclose(kept.mean(), mean, rtol=1e-5)
+    assert abs(others.mean() - mean) > 1e-2  # of a tensor from before the loss
+
+
 @pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("normalize", [lambda x, name: x, by_hand], ids=["plain", "norm"])

@@ -92,7 +92,7 @@ class SplitStep:
         own = self._model._accum
         if tf.executing_eagerly() and own.is_first_time("eager Python") and _tf.models.has_code_of_user(self._model):
             _check.warn(
-                "With `run_eagerly=True`, Python code of the model's runs for each micro-batch, so what it counts, or draws "
+                "With `run_eagerly=True`, Python code of the model runs for each micro-batch. What it counts, or draws "
                 "with NumPy, differs from the full batch: keep it in a `tf.Variable`, draw with TensorFlow, or compile "
                 "without `run_eagerly`. [accum: python-once]",
                 _check.InexactWarning,
