@@ -28,6 +28,7 @@ def check(case):
     """Raise `Deviation` unless the steps are those of the full batch."""
     micro_batches = micro_batches_of(case)
     steps = cycles.steps_of(case, micro_batches)
+    case = case if _is_resumed_exactly(case, micro_batches, steps) else dict(case, resume=None)
     run = _run_optimizer if case["api"] == "optimizer" else _run_graph
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         seen, step_count = run(case, micro_batches, folder)
@@ -48,6 +49,20 @@ def check(case):
                 off = np.abs(mine - whole).max()
                 raise Deviation(f"law L1: after micro-batch {index}, variable {number} is {off:.2e} off")
         before = ours
+
+
+def _is_resumed_exactly(case, micro_batches, steps):
+    """Whether no variable of a resumed cycle lacks a gradient that it had before: it would get zeros, as documented."""
+    last = case["resume"]
+    following = [step for step in steps[last + 1 :] if step is not None] if last is not None else []
+    if not following or steps[last] is not None or case["api"] != "optimizer":
+        return True
+    before = [micro_batch["grads"] for micro_batch in micro_batches[: last + 1]]
+    return all(grad is not None or not any(seen) for grad, *seen in zip(following[0].grads, *_are_given(before)))
+
+
+def _are_given(lists):
+    return [[grad is not None for grad in grads] for grads in lists]
 
 
 def alike(one, other):
