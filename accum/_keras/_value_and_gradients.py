@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from accum import _check, _rows, _tf
 from accum._engine._batch import Batch, as_tensor
@@ -199,11 +199,11 @@ def _as_in_function_of_users(task: Task) -> Task:
 PLAIN = (bool, int, float, str, type(None))
 """Types of data whose representation says all of them."""
 
-_PROVEN: "weakref.WeakKeyDictionary[Any, Tuple[Any, Dict[str, Set[str]]]]" = weakref.WeakKeyDictionary()
-"""{function of the user's: ({weight of the user's: kinds}, {name of a weight: kinds})}
+Proofs = Dict[str, List["weakref.ref[tf.Variable]"]]
+"""{kind of data and variables for which one pass is proven: these variables}. Others may have their ids later."""
 
-A kind is that of the data and variables for which one pass over the function is proven.
-"""
+_PROVEN: "weakref.WeakKeyDictionary[Any, Tuple[Any, Dict[str, Proofs]]]" = weakref.WeakKeyDictionary()
+"""{function of the user's: ({weight of the user's: proofs}, {name of a weight: proofs})}"""
 
 
 def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> bool:
@@ -216,18 +216,22 @@ def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> 
     batch = Batch(data)
     if not batch.is_dense:
         return False
-    others = tf.nest.map_structure(lambda leaf: None if isinstance(as_tensor(leaf), tf.Tensor) else leaf, data)
-    kind = repr((batch.specs(), others, [id(variable) for variable in variables]))
-    proven: Set[str] = set()
-    if tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in tf.nest.flatten(others)):
+    leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, tf.Tensor)]
+    places = tf.nest.pack_sequence_as(data, [isinstance(leaf, tf.Tensor) for leaf in leaves])
+    kind = repr((places, batch.specs(), others, [id(variable) for variable in variables]))
+    proven: Proofs = {}
+    if tf.executing_eagerly() and all(isinstance(leaf, PLAIN) for leaf in others):
         try:
             of_weights, of_names = _PROVEN.setdefault(task.function, (weakref.WeakKeyDictionary(), {}))
             proofs: Any = of_weights if callable(task.weight) else of_names
             proven = proofs.setdefault(task.weight, proven)
         except TypeError:  # nothing can refer to one of them
             pass
+    if any(ref() is None for ref in proven.get(kind, ())):
+        del proven[kind]
     if kind not in proven and _is_proven(_as_in_function_of_users(task), data, batch):
-        proven.add(kind)
+        proven[kind] = [weakref.ref(variable) for variable in variables]
     return kind in proven
 
 

@@ -259,8 +259,11 @@ NEXT = ("CandidateSampler", "CountUpTo", "Dequeue", "DistortedBoundingBox", "Get
 )
 """Parts of types of operations that return something else each time, which all examples of a batch get."""
 
-FILLING = ("BarrierClose", "BarrierInsertMany", "Enqueue", "LookupTableImport", "QueueClose", "Stage")
-"""Parts of types of operations that change a table, a queue or the like."""
+FILLING = ("BarrierClose", "BarrierInsertMany", "Enqueue", "LookupTableImport", "QueueClose", "Stage") + (
+    "ResourceApply",
+    "ResourceSparseApply",
+)
+"""Parts of types of operations that change a table, a queue or the like, or make an optimizer's step."""
 
 ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 """Operations that conditionals and loops contain for their effect."""

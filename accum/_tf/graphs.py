@@ -238,6 +238,14 @@ def outermost_graph() -> tf.Graph:
         return tf.compat.v1.get_default_graph()
 
 
+def outermost_function() -> Optional[tf.Graph]:
+    """Return the graph of the outermost function that is being traced, or None if operations run eagerly."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph  # type: ignore[union-attr]
+    return graph
+
+
 LOCKS = "critical_section_executions"
 """The collection in which a `tf.CriticalSection` records its executions."""
 

@@ -202,10 +202,10 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
 
 def has_code_of_user(model: tf.keras.Model) -> bool:
     """Whether Python code that does not come with Keras or accum computes something when a model is called."""
-    layers = layers_of(model)
-    calls = [type(layer).call for layer in [model, *layers]]
-    others = [one for one in calls if not comes_with_keras(one) and not one.__module__.startswith("accum.")]
-    return bool(others) or any(isinstance(layer, tf.keras.layers.Lambda) for layer in layers)
+    parts = [model, *layers_of(model)]
+    functions = [one for part in parts for one in vars(part).values() if inspect.isfunction(one)]  # as an activation
+    functions += [type(part).call for part in parts]
+    return any(not comes_with_keras(one) and not one.__module__.startswith("accum.") for one in functions)
 
 
 def has_noise(model: tf.keras.Model) -> bool:

@@ -98,8 +98,7 @@ def value_and_gradients(
         not needed, and not called, where `function` sees the whole batch.
       whole_batch: None: `function` sees the whole batch, unless data is ragged or sparse, or `weight` is "equal". ():
         it sees micro-batches. "batch_norm", "loss", both as a tuple, or "all": as None, but what can't be split is an
-        error. "loss" and "all" need `loss`, which implies them. What is then computed from ragged or sparse data, such
-        as a loss with ragged targets, is computed at once.
+        error. "loss" and "all" need `loss`, which implies them, and which may take ragged or sparse targets.
       recompute: as for `split_batch`.
       loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 

@@ -65,6 +65,12 @@ def _reason_here(error: Exception, may_have_loss: bool) -> str:
 
 def _of_any_length(leaf: Any) -> Any:
     """Return data of a batch whose number of examples is no constant in the graph."""
+    if isinstance(leaf, tf.SparseTensor):
+        shape = tf.compat.v1.placeholder_with_default(leaf.dense_shape, leaf.dense_shape.shape)
+        return tf.SparseTensor(_of_any_length(leaf.indices), _of_any_length(leaf.values), shape)
+    if isinstance(leaf, tf.RaggedTensor):
+        parts = map(_of_any_length, tf.nest.flatten(leaf, expand_composites=True))
+        return tf.nest.pack_sequence_as(leaf, list(parts), expand_composites=True)
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
         return leaf
     return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape.as_list()[1:]])

@@ -597,13 +597,11 @@ class Changing(layers.Layer):
     def __init__(self, change):
         super().__init__()
         self.change = change
-        self.calls, self.queue = tf.Variable(0, trainable=False), tf.queue.FIFOQueue(100, tf.float32)
-
-    def build(self, shape):
-        self.scale = self.add_weight(name="scale", shape=(), initializer="ones", trainable=False)
+        self.scale, self.calls = tf.Variable(1.0, trainable=False), tf.Variable(0, trainable=False)
+        self.queue = tf.queue.FIFOQueue(100, tf.float32)
 
     def call(self, inputs):
-        outputs = inputs * tf.convert_to_tensor(self.scale)
+        outputs = inputs * self.scale
         self.change(self, inputs)
         return outputs
 
@@ -611,7 +609,11 @@ class Changing(layers.Layer):
         return shape
 
     def halve(self, *_):
-        self.scale.assign(0.5 * tf.convert_to_tensor(self.scale))
+        self.scale.assign(0.5 * self.scale)
+        return tf.constant(1)
+
+    def step(self):
+        tf.raw_ops.ResourceApplyGradientDescent(var=self.scale.handle, alpha=0.5, delta=self.scale.read_value())
         return tf.constant(1)
 
     @tf.function
@@ -620,7 +622,7 @@ class Changing(layers.Layer):
 
     @tf.function
     def follow(self, inputs):
-        self.scale.assign(0.9 * tf.convert_to_tensor(self.scale) + tf.reduce_mean(tf.abs(inputs)))
+        self.scale.assign(0.9 * self.scale + tf.reduce_mean(tf.abs(inputs)))
 
 
 def every_second_time(layer, _):
@@ -635,6 +637,10 @@ CHANGES = {
     "in a loop": lambda layer, x: tf.while_loop(lambda step: step < 2, lambda step: (step + layer.halve(),), [0]),
     "in a function": lambda layer, x: layer.halve_in_a_function(),
     "in a function of the batch": lambda layer, x: layer.follow(x),
+    "by an optimizer's operation": lambda layer, x: layer.step(),
+    "by an optimizer's operation in a branch": lambda layer, x: tf.cond(
+        layer.calls < 1, layer.step, lambda: tf.constant(0)
+    ),
     "in a queue": lambda layer, x: layer.queue.enqueue(tf.reduce_mean(x)),
     "in a queue in a branch": lambda layer, x: tf.cond(
         layer.calls < 1, lambda: (layer.queue.enqueue(tf.reduce_mean(x)), tf.constant(1))[1], lambda: tf.constant(0)
@@ -650,6 +656,10 @@ def test_what_a_layer_changes_and_nothing_takes_is_changed_once_for_each_batch(n
         return dense(Changing(CHANGES[name]), *norms), X, "mse"
 
     plain, split, x, loss = pair(program, micro_batch_size=SIZE)
+    for model in (plain, split):
+        changing = next(layer for layer in model.layers if isinstance(layer, Changing))
+        changing.scale.assign(1.0)
+        changing.calls.assign(0)
     before = [int(model.layers[1].queue.size()) for model in (plain, split)]
     with silent(accum.InexactWarning):
         expected, ours = [trained(model, x, loss) for model in (plain, split)]
@@ -1085,6 +1095,64 @@ def test_inputs_of_another_length_are_looked_at_anew():
     assert_equal(ends[0][0], ends[1][0])
     assert_equal(ends[0][1], ends[1][1])
     assert_differ(ends[0][1], ends[2][1])
+
+
+class MeetsLater(layers.Layer):
+    """Examples meet in it as soon as Python says so."""
+
+    meets = False
+
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, axis=0, keepdims=True) if self.meets else inputs
+
+
+@pytest.mark.parametrize("meets_first", [False, True], ids=["later", "at-first"])
+def test_a_batch_of_another_size_for_which_keras_traces_the_step_anew_runs_the_python_code_anew(meets_first):
+    ends = []
+    for options in ({}, {"micro_batch_size": SIZE}):
+        inputs, layer = tf.keras.Input((6,)), MeetsLater()
+        layer.meets = meets_first
+        model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer="ones")(layer(inputs)))
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **JIT)
+        losses = []
+        for size, meets in ((12, meets_first), (18, not meets_first), (12, not meets_first)):
+            layer.meets = meets
+            data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(size, drop_remainder=True)
+            losses += model.fit(data, verbose=0).history["loss"]
+        ends.append([np.array(losses), *model.get_weights()])
+    assert_equal(*ends)
+
+
+class EvaluatesFirst(tf.keras.Sequential):
+    """Logs the loss of each batch before its update."""
+
+    def train_step(self, data):
+        before = self.test_step(data)["loss"]
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"before": before, "train": loss}
+
+
+@pytest.mark.parametrize("evaluates", [False, True], ids=["", "evaluated"])
+def test_a_step_that_evaluates_first_sees_the_whole_batch_all_the_same(evaluates):
+    def program():
+        stack = [tf.keras.Input((6,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)]
+        return EvaluatesFirst(stack), X, "mse"
+
+    *models, x, loss = pair(program, micro_batch_size=SIZE)
+    ends = []
+    for model in models:
+        compile_with_sgd(model, loss=loss)
+        if evaluates:
+            model.evaluate(x, Y, batch_size=BATCH, verbose=0)
+        with silent(accum.InexactWarning):
+            logs = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        ends.append([*map(np.array, logs.values()), *model.get_weights()])
+    assert_equal(*ends)
 
 
 class LookedUp(layers.Layer):

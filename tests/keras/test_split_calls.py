@@ -1489,3 +1489,38 @@ def test_what_a_loss_takes_of_the_last_operation_is_that_of_the_full_batch(end):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
     moved = [np.abs(one - other).max() for one, other in zip(first, results[0])]
     assert max(moved) > 1e-4
+
+
+class TargetsOrPairs(tf.keras.Model):
+    """Takes targets in some batches, and pairs of the inputs in others."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.norm = layers.Dense(3), layers.BatchNormalization()
+
+    def call(self, x, target=None, pairs=None, training=False):
+        hidden = self.norm(self.encoder(x), training=training)
+        return (hidden - target) ** 2 if target is not None else 0.1 * hidden * self.encoder(pairs)
+
+    def train_step(self, data):
+        data = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data["x"], data.get("target"), data.get("pairs"), training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["", "eager"])
+def test_arguments_that_are_none_in_turn_are_told_apart(run_eagerly):
+    ends = []
+    for size in (None, 6):
+        model = TargetsOrPairs()
+        model(X[:2, :3], X[:2, :3])
+        model.set_weights([np.random.RandomState(2).uniform(size=one.shape) for one in model.get_weights()])
+        model = model if size is None else accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly, **JIT)
+        batches = [{"x": X[:BATCH, :3], name: X[BATCH:, :3]} for name in ("target", "pairs", "target")]
+        logs = [model.train_on_batch(batch, return_dict=True)["loss"] for batch in batches]
+        ends.append([np.array(logs, "float32"), *model.get_weights()])
+    assert_near(*ends, rtol=2e-5, atol=3e-6)

@@ -1234,3 +1234,50 @@ def test_a_traced_step_runs_after_python_has_collected_what_it_was_made_of(funct
     assert apart([ours[0], *ours[1]], expected) < 2e-6
     parts = [whole(x[i : i + 4], y[i : i + 4])[0] for i in range(0, N, 4)]
     assert abs(np.mean(parts) - expected[0]) > 1e-2
+
+
+@pytest.mark.law("L18")
+def test_data_that_are_none_in_turn_are_told_apart():
+    kernel = tf.Variable(KERNEL)
+
+    def loss(x, target, pairs):
+        outputs = tf.matmul(x, kernel)
+        if target is not None:
+            return tf.reduce_mean((outputs - target) ** 2)
+        logits = tf.matmul(outputs, pairs, transpose_b=True)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(x)[0]), logits))
+
+    for data in ((X, Y, None), (X, None, Y)):
+        with tf.GradientTape() as tape:
+            expected = loss(*data)
+        value, (grad,) = accum.value_and_gradients(loss, data, [kernel], 3)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        np.testing.assert_allclose(grad, tape.gradient(expected, kernel), rtol=1e-5, atol=1e-6)
+
+
+class Centring(tf.Module):
+    """Examples meet in it, or not."""
+
+    def __init__(self, meets):
+        super().__init__()
+        self.meets, self.kernel = meets, tf.Variable(KERNEL)
+
+    def __call__(self, x):
+        return tf.matmul(x - tf.reduce_mean(x, 0) if self.meets else x, self.kernel)
+
+
+@pytest.mark.law("L18")
+def test_variables_that_are_made_where_others_have_been_are_no_others():
+    """What is proven of variables must not be believed of later ones with the same addresses."""
+    model = None
+
+    def loss(x, y):
+        return tf.reduce_mean((model(x) - y) ** 2)
+
+    for trial in range(12):
+        model = None
+        gc.collect()
+        model = Centring(meets=trial % 2 == 1)
+        value, _ = accum.value_and_gradients(loss, (X, Y), [model.kernel], 3)
+        np.testing.assert_allclose(value, loss(X, Y), rtol=1e-5)
+        del value

@@ -1,6 +1,7 @@
 """All that a `GradientAccumulateModel` knows about how it accumulates, in one object: `ModelAccumulation`."""
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+import contextlib
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -156,10 +157,13 @@ class ModelAccumulation:
           is_split: whether the batch is split, unlike under "auto" as long as it fits.
         """
         is_given_up = not self.whole_batch and not self.is_exact_by_default and is_split
-        if not (self.is_exact_by_default or is_given_up):
+        if self.traces.begins_anew(name):
+            self.forget_traces(name)
+        is_told = is_given_up and f"parts of a batch in {name}" in self._warned_of
+        if not (self.is_exact_by_default or is_given_up) or is_told:
             return
         key = name, kind_of(model, data)
-        may_change = self.is_exact_by_default and model.run_eagerly  # Python may compute something else for each batch
+        may_change = self.is_exact_by_default and tf.executing_eagerly()  # Python code runs for each batch
         if key not in self._sees_batch or may_change:
             step = self.steps.of_class_or_user(name)
             self._sees_batch[key] = what_sees_the_batch(model, name, step, data)
@@ -170,6 +174,15 @@ class ModelAccumulation:
         self.whole_batch = () if what is None else ("batch_norm",)
         group = None if _tf.batch_norm.batch_norms_over_replicas(model) else 1
         self.replicas_per_group = {"batch_norm": group, "loss": 1}
+
+    @contextlib.contextmanager
+    def deciding_within(self) -> Iterator[None]:
+        """Keep what is decided for a step while another one runs in this context, as a train step may evaluate."""
+        before = self.whole_batch, self.replicas_per_group
+        try:
+            yield
+        finally:
+            self.whole_batch, self.replicas_per_group = before
 
     def warn_of_parts(self, name: str, what: Optional[str]) -> None:
         """Warn once of what would see several examples of a batch and sees those of a micro-batch.

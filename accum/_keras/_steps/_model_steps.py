@@ -95,12 +95,14 @@ class ModelSteps(UserSteps):
     @_tf.graphs.run_as_written
     def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
-        return self._step("test_step", data).test(data)
+        with self.model._accum.deciding_within():
+            return self._step("test_step", data).test(data)
 
     @_tf.graphs.run_as_written
     def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
-        return self._step("predict_step", data).predict(data)
+        with self.model._accum.deciding_within():
+            return self._step("predict_step", data).predict(data)
 
     def _step(self, name: str, data: Data) -> Union["PlainStep", SplitStep]:
         size = self.model._accum.size

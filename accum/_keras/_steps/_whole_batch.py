@@ -11,6 +11,7 @@ A call is traced once, with marks at the layers that look across examples.
 import contextlib
 import inspect
 import re
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
@@ -85,6 +86,19 @@ class Traces(dict):  # type: ignore[type-arg]
     Copies and pickles of the model leave them out.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._graphs: Dict[str, "weakref.ref[tf.Graph]"] = {}  # step -> that of the function in which it was traced
+
+    def begins_anew(self, step: str) -> bool:
+        """Whether a step is traced in another function than before, so that Python code of the user's runs anew."""
+        graph = _tf.graphs.outermost_function()
+        before = self._graphs.get(step)
+        if graph is None or (before is not None and before() is graph):
+            return False
+        self._graphs[step] = weakref.ref(graph)
+        return True
+
     def forget(self, step: str) -> None:
         """Forget the calls within one step, such as "test_step"."""
         for key in [key for key in self if key[0] == step]:
@@ -109,7 +123,7 @@ class Arguments:
       batch: `Batch` of them and of the masks that Keras has attached to them.
       leaves: the arguments as a flat list of tensors and others.
       watched: for each leaf, whether its gradient may be needed.
-      kind: what tells such arguments from others, but for tensors and other leaves.
+      kind: what tells such arguments from others, but for what tensors and other leaves are.
     """
 
     def __init__(self, args: Sequence[Nested], kwargs: Dict[str, Nested], is_nested: bool) -> None:
@@ -123,7 +137,8 @@ class Arguments:
             isinstance(leaf, tf.Tensor) and is_differentiable(leaf) and (is_nested or _tf.watching.is_recorded(leaf))
             for leaf in leaves
         ]
-        self.kind = tf.nest.map_structure(lambda _: 0, structure), sorted(self._masks), self.watched
+        places = tf.nest.pack_sequence_as(structure, [int(isinstance(leaf, tf.Tensor)) for leaf in leaves])
+        self.kind = places, sorted(self._masks), self.watched
 
     def packed(self, tensors: Sequence[tf.Tensor]) -> Tuple[Sequence[Nested], Dict[str, Nested], List[tf.Tensor]]:
         """Return (args, kwargs, those of them that are watched) with other tensors, those of a micro-batch."""
