@@ -106,6 +106,22 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 
+def test_a_step_of_one_pass_makes_no_update_while_it_is_measured(gauge):
+    def net():
+        model = tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(2)])
+        random = np.random.RandomState(1)
+        model.set_weights([0.5 * np.abs(random.normal(size=np.shape(weight))) for weight in model.get_weights()])
+        return model
+
+    expected = trained(net())
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size="auto")
+    with pytest.warns(UserWarning, match="`micro_batch_size` is 5 from now on"):
+        got = trained(model)
+    assert max(gauge.sizes) <= 5 and len(gauge.sizes) > 2
+    assert_near(got, expected, rtol=2e-5)
+    assert int(model.optimizer.iterations) == 4
+
+
 def test_one_example_that_exceeds_the_limit_is_named(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=105 * MIB)
     with pytest.warns(UserWarning, match="is 1 from now on.*One example at a time may not fit either"):

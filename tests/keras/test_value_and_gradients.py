@@ -1266,18 +1266,21 @@ class Centring(tf.Module):
         return tf.matmul(x - tf.reduce_mean(x, 0) if self.meets else x, self.kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_variables_that_are_made_where_others_have_been_are_no_others():
     """What is proven of variables must not be believed of later ones with the same addresses."""
-    model = None
+    model, meets_at = None, {}
 
     def loss(x, y):
         return tf.reduce_mean((model(x) - y) ** 2)
 
-    for trial in range(12):
+    for trial in range(500):
         model = None
-        gc.collect()
-        model = Centring(meets=trial % 2 == 1)
+        model = Centring(meets=trial % 3 == 0)
         value, _ = accum.value_and_gradients(loss, (X, Y), [model.kernel], 3)
         np.testing.assert_allclose(value, loss(X, Y), rtol=1e-5)
+        if meets_at.setdefault(id(model.kernel), model.meets) != model.meets:
+            return
         del value
+    pytest.skip("no address has come again")
