@@ -228,8 +228,8 @@ def _is_one_pass(task: Task, data: Nested, variables: Sequence[tf.Variable]) -> 
             proven = proofs.setdefault(task.weight, proven)
         except TypeError:  # nothing can refer to one of them
             pass
-    if any(ref() is None for ref in proven.get(kind, ())):
-        del proven[kind]
+    for gone in [one for one, refs in proven.items() if any(ref() is None for ref in refs)]:
+        del proven[gone]
     if kind not in proven and _is_proven(_as_in_function_of_users(task), data, batch):
         proven[kind] = [weakref.ref(variable) for variable in variables]
     return kind in proven

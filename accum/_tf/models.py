@@ -201,11 +201,12 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
 
 
 def has_code_of_user(model: tf.keras.Model) -> bool:
-    """Whether Python code that does not come with Keras or accum computes something when a model is called."""
+    """Whether Python code of the user's computes something when a model is called: a layer, or a function in one."""
     parts = [model, *layers_of(model)]
-    functions = [one for part in parts for one in vars(part).values() if inspect.isfunction(one)]  # as an activation
-    functions += [type(part).call for part in parts]
-    return any(not comes_with_keras(one) and not one.__module__.startswith("accum.") for one in functions)
+    functions = [vars(part).get(name) for part in parts for name in ("activation", "function")]
+    functions = [one for one in functions if inspect.isfunction(one)] + [type(part).call for part in parts]
+    known = ("accum", "tensorflow", "tensorflow_addons")
+    return any(not comes_with_keras(one) and one.__module__.split(".")[0] not in known for one in functions)
 
 
 def has_noise(model: tf.keras.Model) -> bool:

@@ -1326,9 +1326,15 @@ def test_python_code_that_runs_for_each_micro_batch_is_named(options):
     with warned("[accum: python-once]", accum.InexactWarning) as said:
         trained(split, X, "mse", run_eagerly=True)
     assert len(said) == 1
-    split = pair(lambda: (dense(), X, "mse"), micro_batch_size=SIZE, **options)[1]
-    with silent(accum.InexactWarning):  # of Keras' own layers
+    others = [layers.Dense(4, activation=tf.nn.relu, kernel_constraint=lambda kernel: 0.9 * kernel)]
+    split = pair(lambda: (dense(*others), X, "mse"), micro_batch_size=SIZE, **options)[1]
+    with silent(accum.InexactWarning):  # of Keras' own layers and TensorFlow's functions
         trained(split, X, "mse", run_eagerly=True)
+    by_hand = layers.Dense(4, activation=lambda values: tf.tanh(values))
+    split = pair(lambda: (dense(by_hand), X, "mse"), micro_batch_size=SIZE, **options)[1]
+    with warned("[accum: python-once]", accum.InexactWarning) as said:
+        trained(split, X, "mse", run_eagerly=True)
+    assert len(said) == 1
 
 
 @pytest.mark.filterwarnings("ignore:With .*, the Python code")

@@ -1,7 +1,6 @@
 """All that a `GradientAccumulateModel` knows about how it accumulates, in one object: `ModelAccumulation`."""
 
-import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -174,15 +173,6 @@ class ModelAccumulation:
         self.whole_batch = () if what is None else ("batch_norm",)
         group = None if _tf.batch_norm.batch_norms_over_replicas(model) else 1
         self.replicas_per_group = {"batch_norm": group, "loss": 1}
-
-    @contextlib.contextmanager
-    def deciding_within(self) -> Iterator[None]:
-        """Keep what is decided for a step while another one runs in this context, as a train step may evaluate."""
-        before = self.whole_batch, self.replicas_per_group
-        try:
-            yield
-        finally:
-            self.whole_batch, self.replicas_per_group = before
 
     def warn_of_parts(self, name: str, what: Optional[str]) -> None:
         """Warn once of what would see several examples of a batch and sees those of a micro-batch.

@@ -95,14 +95,12 @@ class ModelSteps(UserSteps):
     @_tf.graphs.run_as_written
     def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
-        with self.model._accum.deciding_within():
-            return self._step("test_step", data).test(data)
+        return self._step("test_step", data).test(data)
 
     @_tf.graphs.run_as_written
     def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
-        with self.model._accum.deciding_within():
-            return self._step("predict_step", data).predict(data)
+        return self._step("predict_step", data).predict(data)
 
     def _step(self, name: str, data: Data) -> Union["PlainStep", SplitStep]:
         size = self.model._accum.size
