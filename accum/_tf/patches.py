@@ -132,6 +132,11 @@ CALLS = Patch(
     "the same, where calls are split",
     "each call is split, wherever the train step makes it",
 )
+GRADIENTS = Patch(
+    "`gradient` of `tf.GradientTape`",
+    "the same",
+    "a gradient by an output of a split call, which lacks the way through its other outputs, raises an error",
+)
 MARKS = Patch(
     "`call`, `add_loss` and `update_state` of layers and metrics in the model",
     "one trace of a call",

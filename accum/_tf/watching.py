@@ -84,7 +84,8 @@ class VariableReads:
         return not {key_of(var) for var in variables}.isdisjoint(map(key_of, self.variables()))
 
 
-_in_this_thread = threading.local()  # .see: function of an optimizer; .call: function of a call of a layer; or None
+_in_this_thread = threading.local()
+"""`.see`: function of an optimizer; `.call`: of a call of a layer; `.check`: of the sources of a gradient; or None."""
 
 
 @contextlib.contextmanager
@@ -164,3 +165,22 @@ def _calls() -> Any:
 
 
 _CALLS = ClassPatch(patches.CALLS, _calls, _replaced_call)
+
+
+def checking_gradients(check: Callable[[Any], None]) -> Any:
+    """Return a context in which `check(sources)` is called before a tape of this thread takes a gradient."""
+    return _telling(_GRADIENTS, "check", check)
+
+
+def _checked_gradient(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        check = getattr(_in_this_thread, "check", None)
+        if check is not None:
+            check(sources)
+        return function(self, target, sources, *args, **kwargs)
+
+    return gradient
+
+
+_GRADIENTS = ClassPatch(patches.GRADIENTS, lambda: [(tf.GradientTape, "gradient")], _checked_gradient)

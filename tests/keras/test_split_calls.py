@@ -1524,3 +1524,59 @@ def test_arguments_that_are_none_in_turn_are_told_apart(run_eagerly):
         logs = [model.train_on_batch(batch, return_dict=True)["loss"] for batch in batches]
         ends.append([np.array(logs, "float32"), *model.get_weights()])
     assert_near(*ends, rtol=2e-5, atol=3e-6)
+
+
+class Disturbed(tf.keras.Model):
+    """Trains its head on features that are disturbed along the gradient of the loss by them."""
+
+    def __init__(self, has_two_calls, is_apart=False):
+        super().__init__()
+        inputs = tf.keras.Input((5,))
+        hidden = layers.Dense(4, activation="tanh")(inputs)
+        self.encoder, self.head = tf.keras.Model(inputs, hidden), layers.Dense(1)
+        outputs = self.head(layers.Dense(4)(inputs) if is_apart else hidden)
+        self.both = tf.keras.Model(inputs, [hidden, outputs])
+        self.has_two_calls = has_two_calls
+
+    def call(self, inputs):
+        return self.both(inputs)[1]
+
+    def of_both(self, x):
+        if not self.has_two_calls:
+            return self.both(x)
+        hidden = self.encoder(x)
+        return hidden, self.head(hidden)
+
+    def train_step(self, data):
+        (x,) = data if isinstance(data, tuple) else (data,)
+        with tf.GradientTape(persistent=True) as tape:
+            hidden, outputs = self.of_both(x)
+            loss = tf.reduce_mean(outputs**2) + 0.1 * tf.reduce_mean(hidden**2)
+        by_hidden = tape.gradient(loss, hidden)
+        weights = self.head.trainable_variables
+        with tf.GradientTape() as tape:
+            disturbed = tf.reduce_mean((self.head(tf.stop_gradient(hidden + 5.0 * by_hidden)) - 1.0) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(disturbed, weights), weights))
+        return {"loss": loss, "norm": tf.norm(by_hidden)}
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["", "eager"])
+@pytest.mark.parametrize(
+    "has_two_calls, is_apart", [(False, False), (True, False), (False, True)], ids=["one-call", "two-calls", "apart"]
+)
+def test_a_gradient_by_an_output_from_which_others_are_computed_is_refused_by_name(
+    has_two_calls, is_apart, run_eagerly
+):
+    ends = []
+    for size in (None, 6):
+        model = Disturbed(has_two_calls, is_apart)
+        model.set_weights([np.random.RandomState(2).uniform(size=one.shape) for one in model.get_weights()])
+        model = model if size is None else accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
+        model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=run_eagerly, **JIT)
+        if size is not None and not (has_two_calls or is_apart):
+            with pytest.raises(ValueError, match=r"lack the way through other outputs.*two calls"):
+                model.fit(X, batch_size=BATCH, shuffle=False, verbose=0)
+            return
+        logs = model.fit(X, batch_size=BATCH, shuffle=False, verbose=0).history
+        ends.append([*map(np.array, logs.values()), *model.get_weights()])
+    assert_near(*ends, rtol=2e-5, atol=3e-6)

@@ -48,6 +48,7 @@ class TracedCall(NamedTuple):
       added: for each loss that layers add, (the layer, whether it has entries for each example, or is a scalar).
       variables: those by which it has been differentiated.
       alike: which outputs depend on no example, such as a weight. The segments return them once for each example.
+      used: which outputs others are computed from, which the gradient by one of them alone would lack.
     """
 
     segments: Segments
@@ -56,6 +57,7 @@ class TracedCall(NamedTuple):
     added: List[Tuple[tf.keras.layers.Layer, bool]]
     variables: List[tf.Variable]
     alike: List[int]
+    used: List[int]
 
     def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
@@ -206,7 +208,7 @@ def traced_call(
         seen["structure"] = tf.nest.map_structure(lambda output: output is not None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
         seen["added"] = [(layer, entries is not None) for layer, entries in added]
-        seen["alike"] = alike
+        seen["alike"], seen["used"] = alike, _used_by_others(flat)
         for index in alike:
             shape = tf.concat([[batch.count_of(batch.packed(tensors))], tf.shape(flat[index])], axis=0)
             flat[index] = tf.broadcast_to(flat[index], shape)
@@ -222,7 +224,15 @@ def traced_call(
         compiled=compiled,
         refuses_meetings=has_barriers,
     )
-    return TracedCall(segments, *(seen[name] for name in ("structure", "attached", "added", "variables", "alike")))
+    names = ("structure", "attached", "added", "variables", "alike", "used")
+    return TracedCall(segments, *map(seen.__getitem__, names))
+
+
+def _used_by_others(tensors: Sequence[tf.Tensor]) -> List[int]:
+    """Return which tensors others are computed from."""
+    behind = [set(_tf.op_walks.ancestors([tensor.op])) for tensor in tensors] if len(tensors) > 1 else []
+    numbers = range(len(behind))
+    return [one for one in numbers if any(tensors[one].op in behind[other] for other in numbers if other != one)]
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:
@@ -464,6 +474,7 @@ class WholeBatchCalls:
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(model, self._loss_group, weight)
         self._is_within = False
         self._numbers: Dict[int, int] = {}  # id of a layer: how often it has been called
+        self._used: Dict[int, Tuple[tf.Tensor, str]] = {}  # outputs from which others are computed, by their ids
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.is_used = False
 
@@ -567,7 +578,21 @@ class WholeBatchCalls:
             losses = self._as_shares(traced.losses(whole, losses), batch)
         _rules.apply("whole batch computed", _rules.Seen(self._model, handles=segments.graph.variables.moved))
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
-        return traced.outputs(whole)
+        outputs = traced.outputs(whole)
+        present = [one for one in tf.nest.flatten(outputs) if one is not None]
+        self._used.update((id(present[index]), (present[index], layer.name)) for index in traced.used)
+        return outputs
+
+    def require_sources(self, sources: Nested) -> None:
+        """Raise if a gradient is taken by an output from which other outputs of the same call are computed."""
+        names = [self._used[id(one)][1] for one in tf.nest.flatten(sources) if id(one) in self._used]
+        if names:
+            raise ValueError(
+                "A gradient by an output of a layer would lack the way through other outputs of the same call, which "
+                "are computed from it, because the call is split: let the train step make two calls, such as "
+                f"`hidden = self.encoder(x)` and `y = self.head(hidden)`. Received: an output of {names}."
+                " [accum: whole-batch-gradient]"
+            )
 
     def _is_exact(self, layer: tf.keras.layers.Layer) -> bool:
         """Whether a layer that moves state by its examples is computed at once: not if `whole_batch` was given."""
@@ -672,7 +697,9 @@ class WholeBatchStep(SplitStep):
         draws = BatchDraws(model, count, self._compiled, name == "train_step")
         step = f"{_tf.models.name_of_class(model)}.{name}"
         calls = WholeBatchCalls(model, self._size, weight, name, draws)
-        with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls.of_layer):
+        with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(
+            calls.of_layer
+        ), _tf.watching.checking_gradients(calls.require_sources):
             with _step_context.entering(model, calls=calls), self._naming_kept_tensors(step):
                 yield
         if not calls.is_used:
