@@ -203,10 +203,11 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
 def has_code_of_user(model: tf.keras.Model) -> bool:
     """Whether Python code of the user's computes something when a model is called: a layer, or a function in one."""
     parts = [model, *layers_of(model)]
-    functions = [vars(part).get(name) for part in parts for name in ("activation", "function")]
-    functions = [one for one in functions if inspect.isfunction(one)] + [type(part).call for part in parts]
-    known = ("accum", "tensorflow", "tensorflow_addons")
-    return any(not comes_with_keras(one) and one.__module__.split(".")[0] not in known for one in functions)
+    names = ("activation", "function", "recurrent_activation")
+    functions = [vars(part).get(name) for part in parts for name in names]
+    functions = [one for one in functions if callable(one)] + [type(part).call for part in parts]
+    homes = [str(getattr(one, "__module__", "")).split(".")[0] for one in functions if not comes_with_keras(one)]
+    return not {"accum", "tensorflow", "tensorflow_addons"}.issuperset(homes)
 
 
 def has_noise(model: tf.keras.Model) -> bool:

@@ -106,6 +106,21 @@ def holds_values(tensor: tf.Tensor) -> bool:
     return any(op.type == "Placeholder" for op in ancestors([tensor.op], sources=sources))
 
 
+def differentiated_by(tensors: Iterable[tf.Tensor]) -> Set[str]:
+    """Return the names of the tensors of a graph to which gradients of `tensors` may flow, without these themselves."""
+    names: Set[str] = set()
+    waiting = list(tensors)
+    while waiting:
+        tensor = waiting.pop()
+        has_none = tensor.op.type in OF_SHAPES or tensor.op.type in ("PreventGradient", "StopGradient")
+        if has_none or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            continue
+        new = [one for one in tensor.op.inputs if one.name not in names]
+        names.update(one.name for one in new)
+        waiting += new
+    return names
+
+
 def are_alike(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether two tensors of a graph are computed by the same operations from the same inputs, other than at random."""
     stack, seen = [(one, other)], set()

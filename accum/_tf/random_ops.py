@@ -139,12 +139,12 @@ def state_of_generator(op: RandomOp, seed: Any) -> Any:
 
 
 def draws_for_all(op: tf.Operation) -> bool:
-    """Whether an operation of a graph draws something else than numbers for each example, or the same for all."""
+    """Whether an operation draws something else than one number, or some for each of an unknown number of examples."""
     drawn = random_op_of(op)
     if drawn is None:
         return False
     shape = drawn_shape(drawn)
-    return drawn.kind is None or (bool(shape) and shape[0] is not None and None in shape[1:])
+    return drawn.kind is None or (bool(shape) and shape[0] is not None)
 
 
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:

@@ -892,19 +892,21 @@ def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
 
 @pytest.mark.slow
 @pytest.mark.tf("2.2")
-def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches():
+@pytest.mark.parametrize("size", [1, 2, 5], ids="by_{}".format)
+@pytest.mark.parametrize("shape", [[6], [1, 6]], ids=str)
+def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches(shape, size):
     """As noise on weights is; plain Keras draws it once a batch."""
 
     class NoisyKernel(layers.Layer):
         def call(self, inputs):
-            return inputs * tf.random.normal([6], seed=3)
+            return inputs * tf.random.normal(shape, seed=3)
 
     def make():
         inputs = tf.keras.Input((6,))
         return tf.keras.Model(inputs, layers.Dense(1)(NoisyKernel()(inputs)))
 
-    whole = trained(make, micro_batch_size=BATCH)
-    assert_same(trained(make, micro_batch_size=5), whole)
+    whole = trained(make, micro_batch_size=20, batch_size=20)  # all batches have 20 examples, so Keras knows the number
+    assert_same(trained(make, micro_batch_size=size, batch_size=20), whole)
 
 
 class Repeating(tf.keras.Model):

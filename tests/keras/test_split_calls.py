@@ -1574,9 +1574,79 @@ def test_a_gradient_by_an_output_from_which_others_are_computed_is_refused_by_na
         model = model if size is None else accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
         model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=run_eagerly, **JIT)
         if size is not None and not (has_two_calls or is_apart):
-            with pytest.raises(ValueError, match=r"lack the way through other outputs.*two calls"):
+            with pytest.raises(ValueError, match=r"lack the way through other outputs or losses.*two calls"):
                 model.fit(X, batch_size=BATCH, shuffle=False, verbose=0)
             return
         logs = model.fit(X, batch_size=BATCH, shuffle=False, verbose=0).history
         ends.append([*map(np.array, logs.values()), *model.get_weights()])
     assert_near(*ends, rtol=2e-5, atol=3e-6)
+
+
+class Returning(layers.Layer):
+    """Returns what a function makes of its activations."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.dense = function, layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.function(self, self.dense(inputs))
+
+
+def with_added_loss(layer, hidden):
+    layer.add_loss(0.3 * tf.reduce_mean(tf.abs(hidden)))
+    return hidden
+
+
+RETURNED = {  # {name: (function of a layer and its activations, whether the gradient by the first output is complete)}
+    "halves": (lambda layer, hidden: tuple(tf.split(hidden, 2, axis=1)), True),
+    "ids": (lambda layer, hidden: (hidden, tf.argmax(hidden, -1)), True),
+    "no gradient": (lambda layer, hidden: (hidden, tf.stop_gradient(hidden)), True),
+    "shape": (lambda layer, hidden: (hidden, tf.zeros_like(hidden)), True),
+    "twice": (lambda layer, hidden: (hidden, hidden), False),
+    "square": (lambda layer, hidden: (hidden, hidden**2), False),
+    "added loss": (with_added_loss, False),
+}
+
+
+class ByFirstOutput(tf.keras.Model):
+    def __init__(self, function):
+        super().__init__()
+        self.encoder, self.scale = Returning(function), tf.Variable(1.0)
+
+    def call(self, inputs):
+        return self.encoder(inputs)
+
+    def train_step(self, data):
+        (x,) = data if isinstance(data, tuple) else (data,)
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(self.encoder(x))
+            added = tf.add_n(list(self.encoder.losses) or [0.0])
+            loss = tf.add_n([tf.reduce_mean(tf.cast(one, tf.float32) ** 2) for one in outputs]) + added
+        grad = tape.gradient(loss, outputs[0])
+        self.scale.assign(tf.norm(grad))
+        return {"norm": tf.norm(grad)}
+
+
+@pytest.mark.parametrize("name", sorted(RETURNED))
+def test_only_a_gradient_by_an_output_that_lacks_something_is_refused(name):
+    function, is_complete = RETURNED[name]
+    logs = []
+    for size in (None, 6):
+        model = ByFirstOutput(function)
+        model(X[:2])
+        model.encoder.set_weights(
+            [np.random.RandomState(2).normal(size=one.shape) for one in model.encoder.get_weights()]
+        )
+        model = model if size is None else accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
+        model.compile(tf.keras.optimizers.SGD(0.1), **JIT)
+        if size is not None and not is_complete:
+            with pytest.raises(ValueError, match="lack the way through other outputs or losses"):
+                model.fit(X, batch_size=BATCH, shuffle=False, verbose=0)
+            return
+        logs.append(model.fit(X, batch_size=BATCH, shuffle=False, verbose=0).history["norm"])
+    np.testing.assert_allclose(*logs, rtol=1e-5)

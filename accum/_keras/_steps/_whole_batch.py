@@ -208,7 +208,8 @@ def traced_call(
         seen["structure"] = tf.nest.map_structure(lambda output: output is not None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
         seen["added"] = [(layer, entries is not None) for layer, entries in added]
-        seen["alike"], seen["used"] = alike, _used_by_others(flat)
+        losses = [value for value, _ in marks.losses] + [entries for _, entries in added if entries is not None]
+        seen["alike"], seen["used"] = alike, _used_by_others(flat, losses)
         for index in alike:
             shape = tf.concat([[batch.count_of(batch.packed(tensors))], tf.shape(flat[index])], axis=0)
             flat[index] = tf.broadcast_to(flat[index], shape)
@@ -228,11 +229,15 @@ def traced_call(
     return TracedCall(segments, *map(seen.__getitem__, names))
 
 
-def _used_by_others(tensors: Sequence[tf.Tensor]) -> List[int]:
-    """Return which tensors others are computed from."""
-    behind = [set(_tf.op_walks.ancestors([tensor.op])) for tensor in tensors] if len(tensors) > 1 else []
-    numbers = range(len(behind))
-    return [one for one in numbers if any(tensors[one].op in behind[other] for other in numbers if other != one)]
+def _used_by_others(outputs: Sequence[tf.Tensor], losses: Sequence[tf.Tensor]) -> List[int]:
+    """Return which outputs a gradient of others, or of losses, flows to."""
+    others = [*outputs, *losses]
+    behind = [_tf.op_walks.differentiated_by([other]) for other in others] if len(others) > 1 else []
+
+    def is_used(index: int, by: int) -> bool:
+        return by != index and (outputs[index].name in behind[by] or outputs[index] is others[by])
+
+    return [index for index in range(len(outputs)) if any(is_used(index, by) for by in range(len(behind)))]
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:
@@ -474,7 +479,7 @@ class WholeBatchCalls:
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(model, self._loss_group, weight)
         self._is_within = False
         self._numbers: Dict[int, int] = {}  # id of a layer: how often it has been called
-        self._used: Dict[int, Tuple[tf.Tensor, str]] = {}  # outputs from which others are computed, by their ids
+        self._used: Dict[int, Tuple[Any, str]] = {}  # id of an output from which others are computed: (it, the layer)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.is_used = False
 
@@ -580,16 +585,18 @@ class WholeBatchCalls:
         _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         outputs = traced.outputs(whole)
         present = [one for one in tf.nest.flatten(outputs) if one is not None]
-        self._used.update((id(present[index]), (present[index], layer.name)) for index in traced.used)
+        used = [present[index] for index in traced.used]
+        self._used.update((id(output), (weakref.ref(output), layer.name)) for output in used)
         return outputs
 
     def require_sources(self, sources: Nested) -> None:
-        """Raise if a gradient is taken by an output from which other outputs of the same call are computed."""
-        names = [self._used[id(one)][1] for one in tf.nest.flatten(sources) if id(one) in self._used]
+        """Raise if a gradient is taken by an output from which other outputs, or losses, of its call are computed."""
+        entries = [(self._used.get(id(one)), one) for one in tf.nest.flatten(sources)]
+        names = [entry[1] for entry, one in entries if entry is not None and entry[0]() is one]
         if names:
             raise ValueError(
-                "A gradient by an output of a layer would lack the way through other outputs of the same call, which "
-                "are computed from it, because the call is split: let the train step make two calls, such as "
+                "A gradient by an output of a layer would lack the way through other outputs or losses of the same "
+                "call, which are computed from it, because the call is split: let the train step make two calls, as in "
                 f"`hidden = self.encoder(x)` and `y = self.head(hidden)`. Received: an output of {names}."
                 " [accum: whole-batch-gradient]"
             )
