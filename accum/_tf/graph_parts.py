@@ -323,8 +323,7 @@ class Library:
         If `node` itself fills a table or a queue, it is its type.
         """
         within = self.types_within(node) if node.type in CALLS else set()
-        filling = {kind for kind in (node.type, *within) if any(part in kind for part in FILLING)}
-        return filling | set(filter(is_assignment, within))
+        return set(filter(_fills, (node.type, *within))) | set(filter(is_assignment, within))
 
     def types_within(self, node: Node) -> Set[str]:
         """Return the types of operations in the functions that `node` calls, at any depth."""
@@ -392,7 +391,7 @@ def filling(graph: Any) -> List[str]:
     """Return the types of the operations that fill a table or a queue, in a graph or the functions that it calls."""
     functions = graph.as_graph_def().library.function
     types = {op.type for op in graph.get_operations()} | {node.op for one in functions for node in one.node_def}
-    return sorted(kind for kind in types if any(part in kind for part in FILLING))
+    return sorted(filter(_fills, types))
 
 
 def _calling(
@@ -402,6 +401,10 @@ def _calling(
     calls = [op for op in ops if functions_of(op.node_def)]
     library = Library(graph, graph.as_graph_def()) if calls else None
     return [op.name for op in calls if library is not None and is_wanted(library, op)]
+
+
+def _fills(kind: str) -> bool:
+    return any(part in kind for part in FILLING)
 
 
 def _takes_the_next(kind: str) -> bool:
