@@ -61,7 +61,7 @@ class ClassPatch:
 
     Args:
       patch: the `Patch` that describes it.
-      points: function that returns a list of (class, name of the method).
+      points: function that returns a list of (class or module, name of the method or function).
       wrap: function of a method that returns what takes its place.
     """
 
@@ -133,7 +133,7 @@ CALLS = Patch(
     "each call is split, wherever the train step makes it",
 )
 GRADIENTS = Patch(
-    "`gradient` of `tf.GradientTape`",
+    "`gradient` of `tf.GradientTape`, and what `tf.gradients` calls",
     "the same",
     "a gradient by an output of a split call, which lacks the way through its other outputs, raises an error",
 )

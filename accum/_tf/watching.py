@@ -5,6 +5,7 @@ Also which variables are read, and for which tensors a tape records.
 
 import contextlib
 import functools
+import inspect
 import threading
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
 
@@ -23,6 +24,7 @@ try:  # a private module: no public name tells which variables are read, and cos
     from tensorflow.python.eager import record
 except ImportError:
     from tensorflow.python.eager import tape as record  # dies with 2.12
+from tensorflow.python.ops import gradients_util  # a private module: what every form of `tf.gradients` calls
 
 
 def is_recorded(tensor: tf.Tensor) -> bool:
@@ -168,19 +170,26 @@ _CALLS = ClassPatch(patches.CALLS, _calls, _replaced_call)
 
 
 def checking_gradients(check: Callable[[Any], None]) -> Any:
-    """Return a context in which `check(sources)` is called before a tape of this thread takes a gradient."""
+    """Return a context in which `check(sources)` is called before a gradient is taken in this thread."""
     return _telling(_GRADIENTS, "check", check)
 
 
 def _checked_gradient(function: Callable[..., Any]) -> Any:
+    signature = inspect.signature(function)
+    name = "sources" if "sources" in signature.parameters else "xs"
+
     @functools.wraps(function)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: Any, **kwargs: Any) -> Any:
         check = getattr(_in_this_thread, "check", None)
         if check is not None:
-            check(sources)
-        return function(self, target, sources, *args, **kwargs)
+            check(signature.bind(*args, **kwargs).arguments[name])
+        return function(*args, **kwargs)
 
     return gradient
 
 
-_GRADIENTS = ClassPatch(patches.GRADIENTS, lambda: [(tf.GradientTape, "gradient")], _checked_gradient)
+_GRADIENTS = ClassPatch(
+    patches.GRADIENTS,
+    lambda: [(tf.GradientTape, "gradient"), (gradients_util, "_GradientsHelper")],
+    _checked_gradient,
+)

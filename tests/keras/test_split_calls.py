@@ -1614,9 +1614,9 @@ RETURNED = {  # {name: (function of a layer and its activations, whether the gra
 
 
 class ByFirstOutput(tf.keras.Model):
-    def __init__(self, function):
+    def __init__(self, function, has_tape=True):
         super().__init__()
-        self.encoder, self.scale = Returning(function), tf.Variable(1.0)
+        self.encoder, self.scale, self.has_tape = Returning(function), tf.Variable(1.0), has_tape
 
     def call(self, inputs):
         return self.encoder(inputs)
@@ -1627,17 +1627,18 @@ class ByFirstOutput(tf.keras.Model):
             outputs = tf.nest.flatten(self.encoder(x))
             added = tf.add_n(list(self.encoder.losses) or [0.0])
             loss = tf.add_n([tf.reduce_mean(tf.cast(one, tf.float32) ** 2) for one in outputs]) + added
-        grad = tape.gradient(loss, outputs[0])
+        grad = tape.gradient(loss, outputs[0]) if self.has_tape else tf.gradients(loss, outputs[0])[0]
         self.scale.assign(tf.norm(grad))
         return {"norm": tf.norm(grad)}
 
 
+@pytest.mark.parametrize("has_tape", [True, False], ids=["tape", "gradients"])
 @pytest.mark.parametrize("name", sorted(RETURNED))
-def test_only_a_gradient_by_an_output_that_lacks_something_is_refused(name):
+def test_only_a_gradient_by_an_output_that_lacks_something_is_refused(name, has_tape):
     function, is_complete = RETURNED[name]
     logs = []
     for size in (None, 6):
-        model = ByFirstOutput(function)
+        model = ByFirstOutput(function, has_tape)
         model(X[:2])
         model.encoder.set_weights(
             [np.random.RandomState(2).normal(size=one.shape) for one in model.encoder.get_weights()]
