@@ -216,6 +216,7 @@ PRIVATE_MODULES = {
         "from tensorflow.python.eager import forwardprop_util",
         "from tensorflow.python.eager import record",
         "from tensorflow.python.eager import tape as record",
+        "from tensorflow.python.ops import gradients_util",
     ],
 }
 
