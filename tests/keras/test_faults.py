@@ -166,6 +166,43 @@ def fitted_with_faults(options, eagerly, normalises):
     return [weakref.ref(part) for part in [model] + model.layers]
 
 
+class Failing(tf.keras.Model):
+    """A model whose train step raises an error as long as its attribute says so."""
+
+    fails = False
+
+    def train_step(self, data):
+        if self.fails:
+            raise RuntimeError("a fault on purpose")
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("trains", ["fit", "train_on_batch"])
+@pytest.mark.parametrize("name", ["accum_steps", "micro_batch_size", "auto", "whole_batch"])
+def test_a_train_step_that_fails_in_its_first_trace_is_traced_again(name, trains):
+    options = {**OPTIONS, "auto": {"micro_batch_size": "auto"}}[name]
+    plain = network(False)
+    model = accum.GradientAccumulateModel.from_model(Failing(plain.inputs, plain.outputs), **options)
+    before = plain.get_weights()
+    for one in (plain, model):
+        one.compile(momentum(), "mse", **JIT)
+
+    def step(one, parts):
+        if trains == "fit":
+            return one.fit(X[0], Y[0], batch_size=BATCH // parts, shuffle=False, verbose=0)
+        return [one.train_on_batch(x, y) for x, y in zip(np.split(X[0], parts), np.split(Y[0], parts))]
+
+    model.fails = True
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a fault on purpose"):
+            step(model, 1)
+    assert_identical(model.get_weights(), before)
+    model.fails = False
+    step(model, PARTS if "accum_steps" in options else 1)
+    step(plain, 1)
+    assert_near(model.get_weights(), plain.get_weights())
+
+
 def loop(model, optimizer, strategy=None, eagerly=True):
     """A custom loop. Returns a function that makes what is left of a step."""
 

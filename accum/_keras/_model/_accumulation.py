@@ -235,6 +235,15 @@ class ModelAccumulation:
         self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
         self.called_by_functions = [optimizer for optimizer in self.called_by_functions if optimizer not in optimizers]
 
+    def create_variables(self) -> None:
+        """Create what any step needs, in the scope of the model's strategy.
+
+        Not in a trace: after one that creates variables and fails, a `tf.function` runs nothing and returns None.
+        """
+        self.weight.create()
+        if self.size.fixed is not None:
+            self.largest_batch.create()
+
     def create_start_of_seed(self) -> None:
         """Create `start_of_seed`, if there is none."""
         if self.start_of_seed is None:

@@ -52,20 +52,23 @@ def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
     _tf.steps.create_metrics(model, targets)
     with model.distribute_strategy.scope():
         _tf.optimizers.build_with_loss_scale(model._accum.optimizers[0], model.trainable_variables)
-    model._accum.weight.create()
-    model._accum.largest_batch.create()
 
 
-def with_variables_ahead(
+def called_for_the_first_time(
     model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
 ) -> Callable[[Iterator[Data]], Logs]:
-    """Return a train function that creates variables when it is first called, and then is `function`."""
+    """Return a train function that creates variables when it is first called, and then is `function`.
+
+    If that fails, Keras makes a train function anew: TensorFlow can't trace one again that has created variables.
+    """
 
     def train_function(iterator: Iterator[Data]) -> Logs:
-        model.train_function = function
-        if hasattr(iterator, "element_spec"):
+        model.train_function = None
+        if model._accum.size.splits and hasattr(iterator, "element_spec"):
             create_variables_ahead(model, iterator.element_spec)
-        return function(iterator)
+        logs = function(iterator)
+        model.train_function = function
+        return logs
 
     return train_function
 
