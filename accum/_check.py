@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import numbers
+import re
 import sys
 import warnings
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
@@ -12,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 
 
 class _LeftOut(int):
@@ -162,6 +164,18 @@ def taking(declared: Callable[..., Any]) -> Callable[[Function], Function]:
 
         checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
+
+    return decorated
+
+
+def describing(declared: Callable[..., Any]) -> Callable[[Class], Class]:
+    """Decorate a class whose docstring has a line `**options: …`, which becomes the `Args` of `declared`."""
+
+    def decorated(cls: Class) -> Class:
+        if cls.__doc__ and declared.__doc__:  # `python -OO` leaves them out
+            described = inspect.cleandoc(declared.__doc__).split("Args:\n")[1].split("\n\n")[0]
+            cls.__doc__ = re.sub(r"(?m)^ +\*\*options: .*$", lambda _: described, inspect.cleandoc(cls.__doc__))
+        return cls
 
     return decorated
 

@@ -309,13 +309,16 @@ class CycleOps:
                     grads_and_vars = listener.gradients_of_step(grads_and_vars, is_first)
                 else:
                     grads_and_vars = listener.gradients_of_flush(grads_and_vars)
-        told = self._adapter.tell_of_update(grads_and_vars)
-        grads_and_vars = self._changed(grads_and_vars)
-        with tf.control_dependencies(told):
-            return true_after(self._adapter.make_step(grads_and_vars, 1 if is_share else replicas))
+        changed = self._changed(grads_and_vars)
+        with tf.control_dependencies(self._adapter.tell_of_update(grads_and_vars, changed)):
+            return true_after(self._adapter.make_step(changed, 1 if is_share else replicas))
 
     def _changed(self, grads_and_vars: GradsAndVars) -> GradsAndVars:
-        """Return the gradients of an update changed as planned: all that `Plan.changes_updates` names."""
+        """Return the gradients of an update changed as planned: all that `Plan.changes_updates` names.
+
+        Each replica does so by itself, to the same gradients, and has to get the same: what is random is drawn with
+        `tf.random.stateless_normal` and its like, by a seed of `self._adapter.steps()`, the number of updates so far.
+        """
         transform = self._plan.transform
         if transform is not None:
             grads_and_vars = _check.pairs(self._adapter.transformed(transform, grads_and_vars))

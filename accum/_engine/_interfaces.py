@@ -53,8 +53,11 @@ class OptimizerAdapter:
         """Return the context in which `make_step` is called on each replica, to be entered across replicas."""
         return contextlib.ExitStack()
 
-    def tell_of_update(self, grads_and_vars: GradsAndVars) -> Sequence[Wait]:
-        """Show the gradients of a step to its listeners, before anything changes them. Returns what it waits for."""
+    def tell_of_update(self, grads_and_vars: GradsAndVars, changed: GradsAndVars) -> Sequence[Wait]:
+        """Show the gradients of a step, before and after they are changed as planned, to its listeners.
+
+        Returns what the step waits for.
+        """
         return ()
 
     def transformed(self, transform: Transform, grads_and_vars: GradsAndVars) -> GradsAndVars:

@@ -28,7 +28,8 @@ class Plan(NamedTuple):
 
     Everything else follows from this file: the arguments of both optimizers and of the model, what configs hold, what
     the model's optimizers have to share, and what can't be changed later. An option is a field here, a parameter of
-    `of`, with its default and its check, and a key of `OptimizerOptions`, for editors and mypy.
+    `of`, with its default, its check and its description for users, and a key of `OptimizerOptions`, for editors and
+    mypy.
     """
 
     accum_steps: AccumSteps
@@ -49,7 +50,16 @@ class Plan(NamedTuple):
         accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
     ) -> "Plan":
-        """Check the options, which `GradientAccumulateOptimizer` describes.
+        """Check the options.
+
+        Args:
+          transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
+          nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
+            this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
+          accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit
+            variable.
+          sparse: how `tf.IndexedSlices` reach the inner optimizer. "rows": as the union of the cycle's rows. "dense":
+            as a dense gradient.
 
         Raises:
           TypeError, ValueError: an argument does not match its description (law L17).

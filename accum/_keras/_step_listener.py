@@ -49,7 +49,7 @@ class StepListener:
           parts: what was seen of micro-batches, if these are their gradients together, or None.
         """
 
-    def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
+    def on_update(self, grads_and_vars: GradsAndVars, changed: GradsAndVars) -> List[Wait]:
         """See an update of the inner optimizer. Returns what the update waits for.
 
         Args:
@@ -57,6 +57,7 @@ class StepListener:
             `transform` and clipping, and still multiplied by `_tf.optimizers.loss_scale_of` the inner optimizer.
             Variables without a gradient are not in it. A gradient may be `tf.IndexedSlices` whose rows repeat:
             `_recorded_sums.entries_of` adds these up.
+          changed: the same after `transform` and adaptive clipping, as the inner optimizer gets it.
         """
         return []
 

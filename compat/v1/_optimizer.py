@@ -40,6 +40,7 @@ class AccumOps(NamedTuple):
     micro_step: tf.Tensor
 
 
+@_check.describing(Plan.of)
 class AccumOptimizer(tf.compat.v1.train.Optimizer):
     """In a static graph, accumulate the gradients of `accum_steps` micro-batches, then make one step of `optimizer`.
 
@@ -61,12 +62,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
       steps_per_update: the name of `accum_steps` in H2G-Net.
       use_locking: accepted for compatibility with `tf.compat.v1.train.Optimizer`; two train ops of one graph never
         race, except under a strategy with several replicas: there, run each in a `session.run` of its own.
-      transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
-      nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
-        this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
-      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
-      sparse: how `tf.IndexedSlices` reach the inner optimizer. "rows": as the union of the cycle's rows. "dense": as a
-        dense gradient.
+      **options: the others of `Plan.of`, which describes them.
       count_micro_steps: whether `global_step` counts micro steps, for hooks that expect it to change on every run.
       count_steps: whether to advance `global_step` by 1 after each step, for an inner optimizer that leaves this to its
         caller, such as BERT's `AdamWeightDecayOptimizer` and LAMB. The inner optimizer may still read it. Remove the

@@ -1,6 +1,7 @@
 """Options have one default, whoever takes them."""
 
 import inspect
+import re
 import threading
 
 import numpy as np
@@ -17,11 +18,22 @@ from accum._keras._optimizer import _families
 
 pytestmark = pytest.mark.tf("2.2")
 
-SHARED = ["accumulator_dtype", "nonfinite", "reduction", "sparse", "transform"]
-
 
 def defaults_of(function):
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+OPTIMIZERS = [accum.compat.v1.AccumOptimizer]
+OPTIMIZERS += [accum.GradientAccumulateOptimizer] if hasattr(accum, "GradientAccumulateOptimizer") else []
+OF_ONE = {"self", "optimizer", "accum_steps", "name"}
+SHARED = sorted(set.intersection(*(set(defaults_of(one.__init__)) for one in OPTIMIZERS)) - OF_ONE)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_an_option_is_described_wherever_it_is_taken(name):
+    for cls in (*OPTIMIZERS, accum.GradientAccumulateModel):
+        assert len(re.findall(rf"(?m)^ +{name}: ", cls.__doc__)) == 1
+        assert "**options" not in cls.__doc__
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -29,12 +29,19 @@ class UpdateNorm(StepListener):
         with strategy.scope():
             self.norm = new_statistic("update_norm", [], tf.float32)
 
-    def on_update(self, grads_and_vars):
+    def on_update(self, grads_and_vars, changed):
         norm = tf.sqrt(squared_norm([grad for grad, _ in grads_and_vars])) / loss_scale_of(self.inner)
         return [_replicas.local_variable(self.norm).assign(norm, read_value=False)]
 
     def end_batch(self, logs):
         return {"update_norm": _replicas.local_variable(self.norm).read_value()}
+
+
+class ChangedNorm(UpdateNorm):
+    """Logs the norm of the gradient that the inner optimizer gets."""
+
+    def on_update(self, grads_and_vars, changed):
+        return super().on_update(changed, changed)
 
 
 class LogUpdateNorm(tf.keras.callbacks.Callback):
@@ -66,6 +73,24 @@ def test_a_listener_logs_the_norm_of_each_update(options, replicas):
     size = 8 if "accum_steps" in options else 16
     history = model.fit(X, Y, batch_size=size, shuffle=False, verbose=0, callbacks=[LogUpdateNorm()]).history
     np.testing.assert_allclose(history["update_norm"], [expected], rtol=2e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_listener_sees_the_gradient_before_and_after_it_is_changed(replicas, monkeypatch):
+    strategy = mirrored() if replicas == 2 else tf.distribute.get_strategy()
+    norms = []
+    for listener in (UpdateNorm, ChangedNorm):
+        monkeypatch.setitem(_options.LISTENERS, "recompute", listener)
+        with strategy.scope():
+            model = accum.GradientAccumulateModel.from_model(compiled(), micro_batch_size=3, transform=halved)
+        expected = norm_of_full_batch(model)
+        history = model.fit(X, Y, batch_size=16, shuffle=False, verbose=0).history
+        norms.append(history["update_norm"][0] / expected)
+    np.testing.assert_allclose(norms, [1.0, 0.5], rtol=2e-6)
+
+
+def halved(grads_and_vars):
+    return [(0.5 * grad, var) for grad, var in grads_and_vars]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

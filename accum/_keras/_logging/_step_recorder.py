@@ -204,7 +204,7 @@ class StepRecorder(StepListener):
         self._add(self._spoilt_if_begun_elsewhere(vector))
 
     @_tf.graphs.untouched_by_autograph
-    def on_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
+    def on_update(self, grads_and_vars: GradsAndVars, changed: GradsAndVars) -> List[Wait]:
         inner = self._optimizer.optimizer
         norm = squared_norm([grad for grad, _ in grads_and_vars]) / _tf.optimizers.loss_scale_of(inner) ** 2
         sums = StepSums(

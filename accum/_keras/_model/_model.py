@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
+from accum._engine._plan import Plan
 from accum._keras import _step_context
 from accum._keras._callbacks import FlushCallback
 from accum._keras._diagnosis import _rules
@@ -98,6 +99,7 @@ def _seeds(model: "GradientAccumulateModel") -> Optional[_tf.tracking.Seeds]:
 @_tf.tracking.with_seeds(_seeds)
 @_tf.models.not_made_as_functional
 @_tf.graphs.run_as_written
+@_check.describing(Plan.of)
 class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 
@@ -123,7 +125,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         non-padding tokens. "examples" is the number by which Keras' losses divide. This is the number of unmasked
         elements instead of examples if the losses of all outputs divide by it in the installed TensorFlow: the losses
         of masked outputs do since TF 2.11, losses with an `ignore_class` since TF 2.10.
-      transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
+      **options: the others of `Plan.of`, which describes them.
       micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that
         `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
         runs for it, so steps per epoch, logs, callbacks and schedules count whole batches. "auto": the largest

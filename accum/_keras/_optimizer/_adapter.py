@@ -75,8 +75,8 @@ class KerasAdapter(OptimizerAdapter):
     def takes_some_variables(self) -> bool:
         return _tf.inner_optimizer.takes_some_variables(self._wrapper.optimizer)
 
-    def tell_of_update(self, grads_and_vars: GradsAndVars) -> Sequence[Wait]:
-        return internals_of(self._wrapper).tell_of_update(grads_and_vars)
+    def tell_of_update(self, grads_and_vars: GradsAndVars, changed: GradsAndVars) -> Sequence[Wait]:
+        return internals_of(self._wrapper).tell_of_update(grads_and_vars, changed)
 
     def transformed(self, transform: Transform, grads_and_vars: GradsAndVars) -> GradsAndVars:
         return self.unwrapped(transform(self.wrapped(grads_and_vars)))

@@ -120,9 +120,9 @@ class Internals:
         for listener, parts in itertools.zip_longest(self.listeners, seen):
             listener.on_gradients(grads, weight, is_reduced, parts)
 
-    def tell_of_update(self, grads_and_vars: GradsAndVars) -> List[Wait]:
+    def tell_of_update(self, grads_and_vars: GradsAndVars, changed: GradsAndVars) -> List[Wait]:
         """Tell listeners of an update by these gradients of all replicas. Returns what it waits for."""
-        waits = [wait for listener in self.listeners for wait in listener.on_update(grads_and_vars)]
+        waits = [wait for listener in self.listeners for wait in listener.on_update(grads_and_vars, changed)]
         return [wait for wait in waits if wait is not None]
 
     def expect(self, model: tf.keras.Model) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from accum._engine._plan import OptimizerOptions
 
 
+@_check.describing(Plan.of)
 class GradientAccumulateOptimizer:
     """Accumulate the gradients of `accum_steps` micro-batches, then make one step of `optimizer`.
 
@@ -54,12 +55,7 @@ class GradientAccumulateOptimizer:
         `{0: 8, 1000: 2}`. With the plain int 1 it behaves like `optimizer` alone.
       reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision); case-insensitive.
       name: name of the optimizer, also part of the names of its variables.
-      transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
-      nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
-        this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
-      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
-      sparse: how `tf.IndexedSlices` reach the inner optimizer. "rows": as the union of the cycle's rows. "dense": as a
-        dense gradient.
+      **options: the others of `Plan.of`, which describes them.
 
     Raises:
       TypeError, ValueError: an argument does not match its description above.
@@ -109,8 +105,8 @@ class GradientAccumulateOptimizer:
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
         if plan.changes_updates and getattr(inner, "loss_scale_factor", None) is not None:
             raise ValueError(
-                "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; a `transform` does "
-                "not: use a LossScaleOptimizer around this optimizer. Received: "
+                "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; what changes them before, "
+                "such as a `transform`, does not: use a LossScaleOptimizer around this optimizer. Received: "
                 f"loss_scale_factor={inner.loss_scale_factor!r}. [accum: loss-scale]"
             )
         _tf.tracking.stop_automatic_tracking(self)
@@ -297,7 +293,7 @@ class GradientAccumulateOptimizer:
             reduced = _replicas.sum_gradients(listed)
             if sums_now:
                 listed, is_reduced = reduced, True
-        told = self._internals.tell_of_update(reduced)
+        told = self._internals.tell_of_update(reduced, reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
