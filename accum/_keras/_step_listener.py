@@ -56,7 +56,7 @@ class StepListener:
           grads_and_vars: list of (gradient, variable), as the step of the cycle has them: reduced over replicas, before
             `transform` and clipping, and still multiplied by `_tf.optimizers.loss_scale_of` the inner optimizer.
             Variables without a gradient are not in it. A gradient may be `tf.IndexedSlices` whose rows repeat:
-            `_recorded_sums.entries_of` adds these up.
+            `_engine._gradients.entries_of` adds these up.
           changed: the same after `transform` and adaptive clipping, as the inner optimizer gets it.
         """
         return []

@@ -247,7 +247,8 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
             return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
-        graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
+        with _tf.random_ops.keeping_python_numbers():
+            graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
         value, *weights = graph.outputs
         drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])

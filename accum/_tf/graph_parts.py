@@ -231,7 +231,6 @@ def own_gradients_in(graph: tf.Graph) -> Set[str]:
 REPEATABLE = {
     "CheckNumerics",
     "CheckNumericsV2",
-    "EagerPyFunc",
     "Placeholder",
     "ReadVariableOp",
     "ResourceGather",

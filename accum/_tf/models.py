@@ -46,7 +46,8 @@ def model_like(model: tf.keras.Model, cls: type) -> tf.keras.Model:
     stores = _stores_like(model, made) if IS_KERAS_3 else {}
     for name, value in vars(model).items():
         if name not in _OF_ONE_MODEL:
-            made.__dict__[name] = stores[id(value)] if id(value) in stores else _own_copy(value, made)
+            own = bound_to(made, model, value)  # such as `self.loss_function = self.elbo`
+            made.__dict__[name] = stores[id(own)] if id(own) in stores else _own_copy(own, made)
     frozen = made.__dict__.get("_compiled_trainable_state")  # Keras 2 trains what was trainable in `compile`
     if frozen is not None:
         own = {made if layer is model else layer: trainable for layer, trainable in frozen.items()}
@@ -203,8 +204,8 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
 def has_code_of_user(model: tf.keras.Model) -> bool:
     """Whether Python code of the user's computes something when a model is called: a layer, or a function in one."""
     parts = [model, *layers_of(model)]
-    names = ("activation", "function", "recurrent_activation")
-    functions = [vars(part).get(name) for part in parts for name in names]
+    names = ("activation", "function", "regularizer")
+    functions = [value for part in parts for name, value in vars(part).items() if name.endswith(names)]
     functions = [one for one in functions if callable(one)] + [type(part).call for part in parts]
     homes = [str(getattr(one, "__module__", "")).split(".")[0] for one in functions if not comes_with_keras(one)]
     return not {"accum", "tensorflow", "tensorflow_addons"}.issuperset(homes)

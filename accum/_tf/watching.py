@@ -141,8 +141,10 @@ def _seen(function: Callable[..., Any]) -> Any:
 _OPTIMIZERS = ClassPatch(patches.OPTIMIZERS, _entry_points, _seen)
 
 
-def replacing_calls(call: Callable[..., Any]) -> Any:
+def replacing_calls(call: Optional[Callable[..., Any]]) -> Any:
     """Return a context in which each call of a Keras layer in this thread is `call(layer, own, args, kwargs)`.
+
+    With None, it is what it was.
 
     `own` is the method `__call__` of the layer's base class. A train step may call any layer, so that of the base class
     is wrapped as long as anyone watches.

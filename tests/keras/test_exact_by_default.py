@@ -6,6 +6,7 @@ The oracle is plain Keras, which trains on the whole batch. Each program also sh
 
 import contextlib
 import functools
+import random
 
 import numpy as np
 import pytest
@@ -1335,6 +1336,83 @@ def test_python_code_that_runs_for_each_micro_batch_is_named(options):
     with warned("[accum: python-once]", accum.InexactWarning) as said:
         trained(split, X, "mse", run_eagerly=True)
     assert len(said) == 1
+
+
+def squares(y, outputs):
+    return tf.reduce_mean((y - outputs) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("part", ["loss", "metric", "regularizer"])
+def test_python_code_beside_the_layers_that_runs_for_each_micro_batch_is_named(part):
+    own = layers.Dense(4, kernel_regularizer=(lambda kernel: 0.1 * tf.reduce_sum(kernel)) if part[0] == "r" else "l2")
+    loss, metrics = squares if part == "loss" else "mse", [squares if part == "metric" else "mae"]
+    for is_named, compiled in (
+        (True, {"loss": loss, "metrics": metrics}),
+        (False, {"loss": "mse", "metrics": ["mae"]}),
+    ):
+        layer = own if is_named else layers.Dense(4, kernel_regularizer="l2")
+        split = pair(lambda layer=layer: (dense(layer), X, "mse"), micro_batch_size=SIZE)[1]
+        split.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=True, **compiled)
+        with warned("[accum: python-once]", accum.InexactWarning) if is_named else silent(accum.InexactWarning):
+            split.train_on_batch(X[:12], Y[:12])
+
+
+class DropsByPython(layers.Layer):
+    """Leaves itself out by Python's and NumPy's random numbers while it is traced, as LayerDrop is often written."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def call(self, inputs):
+        self.kept.append(2.0 if random.random() < 0.5 else 3.0)
+        self.kept.append(5.0 if np.random.uniform() < 0.5 else 7.0)
+        return inputs * self.kept[-1] * self.kept[-2]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_all_micro_batches_of_a_batch_see_the_same_numbers_of_python():
+    layer = DropsByPython()
+    model = pair(lambda: (dense(layer), X, "mse"), micro_batch_size=5)[1]
+    outputs = model(X[:12]).numpy() / np.prod(layer.kept[-2:])  # only a bias, which is 0, is between them and the layer
+    possible = [np.mean((outputs * one * other - Y[:12]) ** 2) for one in (2.0, 3.0) for other in (5.0, 7.0)]
+    drawn = set()
+    for seed in range(6):
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT)
+        random.seed(seed)
+        np.random.seed(seed)
+        loss = model.train_on_batch(X[:12], Y[:12])
+        assert min(np.abs(loss / one - 1.0) for one in possible) < 1e-5
+        drawn.add(round(float(loss), 3))
+    assert len(drawn) > 1
+
+
+class DrawsInPython(layers.Layer):
+    """Draws one number for the batch in the Python of an operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn, self.random = [], np.random.RandomState(0)
+
+    def call(self, inputs):
+        number = tf.py_function(lambda: self.drawn.append(self.random.uniform()) or self.drawn[-1], [], tf.float32)
+        number.set_shape([])
+        return inputs * number
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_a_python_operation_that_draws_for_the_batch_runs_once():
+    layer = DrawsInPython()
+    split = pair(lambda: (dense(layer), X, "mse"), micro_batch_size=5)[1]
+    del layer.drawn[:]
+    split.compile(tf.keras.optimizers.SGD(0.1), "mse", **JIT)
+    with warned("[accum: not-split]"):
+        split.train_on_batch(X[:12], Y[:12])
+    assert len(layer.drawn) == 1
 
 
 @pytest.mark.filterwarnings("ignore:With .*, the Python code")

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from versions import IS_KERAS_3
+from warned import silent, warned
 
 import accum
 
@@ -265,3 +266,53 @@ def test_a_class_may_understand_other_words_for_an_optimizer_than_keras(passed):
         ended.append(model.get_weights())
     assert int(model.optimizer.iterations.numpy()) == 2
     assert_near(*ended)
+
+
+class Penalised(tf.keras.Model):
+    """Sets an attribute in its `call`, which a loss reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out, self.kl = tf.keras.layers.Dense(6), tf.keras.layers.Dense(1), 0.0
+        self.penalty = self.elbo
+
+    def call(self, inputs):
+        hidden = self.hidden(inputs)
+        self.kl = tf.reduce_sum(hidden**2, -1)
+        return self.out(hidden)
+
+    def elbo(self, y, outputs):
+        return tf.reduce_mean((y - outputs) ** 2, -1) + 0.1 * self.kl
+
+
+LOSSES_OF_A_MODEL = {  # {name: function of the model, and of the first, that returns a loss}
+    "method kept before": lambda model, first: lambda y, outputs: model.penalty(y, outputs),
+    "closure": lambda model, first: lambda y, outputs: model.elbo(y, outputs),
+    "closure over the first": lambda model, first: lambda y, outputs: first.elbo(y, outputs),
+    "method of the first": lambda model, first: first.elbo,
+}
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES_OF_A_MODEL))
+def test_a_loss_that_reads_an_attribute_which_a_call_sets_has_to_be_of_the_new_model(name):
+    random = np.random.RandomState(0)
+    x, y = random.normal(size=(12, 4)).astype("float32"), random.normal(size=(12, 1)).astype("float32")
+    weights = [random.normal(size=shape) for shape in ((4, 6), (6,), (6, 1), (1,))]
+    ends = []
+    for size in (None, 5):
+        first = model = Penalised()
+        model(x[:2])
+        first.kl = 0.0
+        if size is not None:
+            model = accum.GradientAccumulateModel.from_model(first, micro_batch_size=size)
+        model.set_weights(weights)
+        model.compile(tf.keras.optimizers.SGD(0.1), LOSSES_OF_A_MODEL[name](model, first))
+        is_named = size is not None and name.endswith("first")
+        with warned("[accum: other-model]", accum.InexactWarning) if is_named else silent(accum.InexactWarning):
+            model.train_on_batch(x, y)
+        ends.append(model.get_weights())
+    if name.endswith("first"):
+        with pytest.raises(AssertionError):
+            assert_near(*ends)
+    else:
+        assert_near(*ends)

@@ -310,3 +310,34 @@ def test_a_rule_that_fails_is_no_error_of_the_program(monkeypatch, caplog):
         model.fit(np.ones((4, 3)), np.ones((4, 1)), batch_size=2, verbose=0)
     assert "warn_of_inexact_loss has failed" in caplog.text
     assert model.history.history["loss"]
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_batch": "loss"}], ids=["metric", "loss"])
+def test_masked_time_steps_of_a_split_batch_of_a_cycle_are_no_meeting(options):
+    layers = tf.keras.layers
+    words = np.random.RandomState(0).randint(1, 9, size=(24, 7))
+    stack = [tf.keras.Input((7,)), layers.Embedding(9, 4, mask_zero=True), layers.LSTM(5), layers.Dense(1)]
+    for meets in (False, True):
+        before = [layers.Lambda(lambda hidden: hidden - tf.roll(hidden, 1, 0), output_shape=(5,))] if meets else []
+        plain = tf.keras.Sequential(stack[:3] + before + [layers.Dense(1)])
+        model = accum.GradientAccumulateModel.from_model(plain, 2, micro_batch_size=3, **options)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=[] if options else [lambda y, p: tf.reduce_max(p)])
+        if meets:
+            with warned("batch of a cycle has only some.*Received: operations.*examples-meet", accum.InexactWarning):
+                model.fit(words, words[:, :1], batch_size=12, verbose=0)
+        else:
+            with silent(accum.InexactWarning):
+                model.fit(words, words[:, :1], batch_size=12, verbose=0)
+
+
+def test_the_learning_rate_is_that_of_the_inner_optimizer_by_whatever_method_it_is_read():
+    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    optimizer = tf.keras.optimizers.SGD(schedule)
+    names = [name for name in ("_decayed_lr", "_get_current_learning_rate") if hasattr(optimizer, name)]
+    wrapped = accum.GradientAccumulateOptimizer(optimizer, 2)
+    var = tf.Variable([1.0])
+    for _ in range(4):
+        wrapped.apply_gradients([(tf.constant([1.0]), var)])
+    for name in names:
+        arguments = [tf.float32] if name == "_decayed_lr" else []
+        np.testing.assert_allclose(float(getattr(wrapped, name)(*arguments)), 0.025, rtol=1e-6)

@@ -7,7 +7,7 @@ from replicas import mirrored
 
 import accum
 from accum._engine import _replicas
-from accum._keras._logging._recorded_sums import squared_norm
+from accum._engine._gradients import squared_norm
 from accum._keras._model import _options
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import listen

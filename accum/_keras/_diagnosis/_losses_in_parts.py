@@ -6,6 +6,7 @@ import numpy as np
 
 from accum import _check, _rows, _tf
 from accum._engine import _replicas
+from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._diagnosis._seen import Seen
 from accum._keras._diagnosis._sums import BY_REDUCTION, BY_SUM
@@ -88,9 +89,12 @@ def warn_of_network_of_batch(seen: Seen) -> None:
         return
     graph, x = outputs[0].graph, _tf.losses.unpack_data(seen.data)[0]
     leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
+    is_split = _step_context.of_model(model).calls is not None  # then the graph is that of loops over micro-batches
     try:
-        found = _found_in(graph, leaves, outputs)
+        found = None if is_split else _found_in(graph, leaves, outputs)
     except _rows.ConstantBatchSize:  # in a graph for batches of this size alone, nothing is proven
+        found = None
+    if found is None:
         try:
             graph, leaves, outputs = call_of_any_size(model, x)
             found = _found_in(graph, leaves, outputs)

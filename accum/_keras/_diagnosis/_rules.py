@@ -6,6 +6,7 @@ the rules, everything is computed as with them. `StateWatch` has two parts, one 
 
 from typing import Callable, Dict, Sequence
 
+from accum._keras._diagnosis._first_model import warn_of_first_model
 from accum._keras._diagnosis._losses_in_parts import warn_of_losses_of_batch, warn_of_network_of_batch
 from accum._keras._diagnosis._moved_state import (
     StateWatch,
@@ -29,7 +30,7 @@ __all__ = ["RULES", "Seen", "StateWatch", "apply", "names_of_moved"]
 RULES: Dict[str, Sequence[Callable[[Seen], None]]] = {
     "compiled": [warn_of_inexact_loss],
     "making the train function": [warn_of_summed_activities],
-    "train step traced": [warn_of_network_of_batch],
+    "train step traced": [warn_of_network_of_batch, warn_of_first_model],
     "train step checked": [
         warn_of_unlike_losses,
         warn_of_summed_losses,

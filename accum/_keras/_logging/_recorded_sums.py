@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Optional, Sequence
 
-from accum import _tf
+from accum._engine._gradients import squared_norm
 from accum._tf import Gradient, Scalar, tf
 
 
@@ -24,30 +24,6 @@ class StepSums(NamedTuple):
     squared_norm: Scalar = 0.0  # of the gradient of the step, before `transform`
     learning_rate: Scalar = 0.0
     number: Scalar = 0.0  # how many steps there were before
-
-
-def entries_of(grad: Gradient) -> tf.Tensor:
-    """Return a gradient as a tensor; of a sparse one the rows that it has, those of one index summed."""
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    if _tf.graphs.is_compiled_by_xla_here():  # which does not know the number of different rows
-        return tf.convert_to_tensor(grad)
-    return _tf.variables.summed_rows(grad).values
-
-
-def squared_norm(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
-    """Return the sum of squares of all gradients, a float32 scalar. Rows of a sparse gradient are summed first.
-
-    Args:
-      grads: tensors, `tf.IndexedSlices` or None.
-    """
-    squares = []
-    for grad in grads:
-        if grad is not None:
-            entries = entries_of(grad)
-            dtype = _tf.variables.at_least_float32(entries.dtype)
-            squares.append(tf.cast(tf.nn.l2_loss(tf.cast(entries, dtype)), tf.float32))
-    return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
 
 
 def norms_of_micro_batch(grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> StepSums:

@@ -17,7 +17,8 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._keras._logging._recorded_sums import StepSums, as_vector, norms_of_micro_batch, squared_norm
+from accum._engine._gradients import squared_norm
+from accum._keras._logging._recorded_sums import StepSums, as_vector, norms_of_micro_batch
 from accum._keras._optimizer._internals import accumulation_of, internals_of
 from accum._keras._optimizer._wrapper import listen
 from accum._keras._step_listener import PartsSeen, StepListener, end_batch

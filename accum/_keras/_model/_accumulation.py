@@ -1,5 +1,6 @@
 """All that a `GradientAccumulateModel` knows about how it accumulates, in one object: `ModelAccumulation`."""
 
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
@@ -84,6 +85,7 @@ class ModelAccumulation:
       weight: `WeightVariable`.
       largest_batch: `LargestBatch`.
       traces: `Traces`.
+      first_model: a weak reference to the model from which `from_model` has made this one, or None.
       optimizers: list of the model's optimizers, which accumulate or are in a `LossScaleOptimizer`; None before
         `compile`.
       wrapped: {id of an optimizer: (itself, the one around it)} since the last `compile`.
@@ -119,6 +121,7 @@ class ModelAccumulation:
         self.weight = WeightVariable()
         self.largest_batch = LargestBatch()
         self.traces = Traces()
+        self.first_model: Optional["weakref.ref[tf.keras.Model]"] = None
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []

@@ -9,6 +9,7 @@ There is one class of accumulating models for each class of models that is made 
 import functools
 import inspect
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _config, _tf
@@ -227,7 +228,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Create an accumulating model from any other model: functional, Sequential or subclassed.
 
         It shares the layers, variables and compiled state of `model`, and has the methods of its class: a custom
-        `train_step`, `call` or `compile` remains in use. `model` itself is not changed.
+        `train_step`, `call` or `compile` remains in use. `model` itself is not changed: let losses and callbacks that
+        read or set attributes of the model refer to the new one.
 
         Args:
           model: a `tf.keras.Model`.
@@ -257,6 +259,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
         own_steps = {name: _tf.models.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
         made._accumulate_by(ModelAccumulation(model_options, own_steps))
+        made._accum.first_model = weakref.ref(model)
         if getattr(model, "optimizer", None) is not None:
             made._accum.compile_micro_batches(made, _tf.steps.XLA_IS_ASKED_FOR)
             ModelOptimizers(made).take_over()

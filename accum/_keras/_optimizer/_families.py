@@ -107,6 +107,7 @@ class _LegacyInterface(_Interface):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         _tf.inner_optimizer.build(self._inner, var_list)
 
+    _decayed_lr = _tf.tracking.forwarded("_decayed_lr")  # which callbacks call that log the learning rate
     _get_hyper = _tf.tracking.forwarded("_get_hyper")
     _set_hyper = _tf.tracking.forwarded("_set_hyper")
     variables = _tf.tracking.forwarded("variables")
@@ -145,6 +146,7 @@ class _Keras3Interface(_NewInterface):
     def _returned(self, op: Optional[tf.Operation]) -> Wait:
         return self._inner.iterations  # the variable itself, as in Keras 3
 
+    _get_current_learning_rate = _tf.tracking.forwarded("_get_current_learning_rate")
     loss_scale_factor = _of_inner("loss_scale_factor")
     gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")
 

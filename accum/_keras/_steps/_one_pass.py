@@ -18,6 +18,7 @@ from accum._engine._meetings import (
     looked_up_for_all,
     own_gradients,
 )
+from accum._keras import _step_context
 from accum._tf import Data, Nested, tf
 
 ACROSS_EXAMPLES = frozenset(["dice", "tversky", "circle", "pearsoncorrelation", "concordancecorrelation"])
@@ -67,9 +68,14 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
 
 
 def call_of_any_size(model: tf.keras.Model, x: Nested) -> Tuple[tf.Graph, List[tf.Tensor], List[tf.Tensor]]:
-    """Trace the call of a model in training for any number of examples. Returns (graph, inputs, outputs)."""
+    """Trace the call of a model in training, which is not split, for any number of examples.
+
+    Returns:
+      (graph, inputs, outputs)
+    """
     call = _Call(model, x, None, None, True, [], [], [])
-    graph = call.graph()
+    with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None):
+        graph = call.graph()
     return graph, call.inputs, call.rows
 
 
@@ -234,7 +240,7 @@ class _Call:
                 return self._traced(*tensors)
 
         traced = tf.function(call)
-        with tf.init_scope():
+        with tf.init_scope(), _tf.random_ops.keeping_python_numbers():
             return traced.get_concrete_function(*self._batch.specs()).graph
 
     def what_meets(self) -> Optional[str]:

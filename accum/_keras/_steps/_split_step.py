@@ -90,7 +90,10 @@ class SplitStep:
     def _warn_of_eager_python(self) -> None:
         """Warn once that Python code of the user's runs for each micro-batch, eagerly."""
         own = self._model._accum
-        if tf.executing_eagerly() and own.is_first_time("eager Python") and _tf.models.has_code_of_user(self._model):
+        if not tf.executing_eagerly() or not own.is_first_time("eager Python"):
+            return
+        compiled = _tf.losses.compiled_losses(self._model) + _tf.losses.compiled_metrics(self._model)
+        if _tf.models.has_code_of_user(self._model) or not all(map(_tf.losses.is_of_keras, compiled)):
             _check.warn(
                 "With `run_eagerly=True`, Python code of the model runs for each micro-batch. What it counts, or draws "
                 "with NumPy, differs from the full batch: keep it in a `tf.Variable`, draw with TensorFlow, or compile "
