@@ -124,7 +124,6 @@ class MicroBatches:
           The structure that `function` returns, with the combined values.
         """
         loops = self.sizes.loops
-        function = function if tf.executing_eagerly() else _tf.random_ops.drawing_alike(function)
         self._is_within_loop = like is not None and not tf.executing_eagerly() and not self.compiled
         is_given = like is None
         begin = (self.part(self.batch, FIRST) if is_given else None), FIRST

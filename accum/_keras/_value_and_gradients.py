@@ -247,8 +247,9 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
             return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
-        with _tf.random_ops.keeping_python_numbers():
-            graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
+        numbers = _tf.random_ops.state_of_python_numbers()
+        graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
+        has_drawn = numbers != _tf.random_ops.state_of_python_numbers()
         value, *weights = graph.outputs
         drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])
@@ -256,7 +257,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
         found = _rows.analyse(graph, [value.op.name] + own.operations, rows)
     except Exception:  # what can't be looked at isn't proven; what is wrong with it, the function itself raises
         return False
-    if own.mixing(found) or not own.are_linear or looked_up_by_shapes(graph, found):
+    if has_drawn or own.mixing(found) or not own.are_linear or looked_up_by_shapes(graph, found):
         return False
     if any(map(_tf.random_ops.draws_for_all, drawing)) or (tf.executing_eagerly() and looked_up_for_all(graph)):
         return False

@@ -96,7 +96,7 @@ def _finished(function: Callable[..., Any], cls: type, finish: Callable[[Any, An
 
 def bound_to(made: Any, model: tf.keras.Model, method: Any) -> Any:
     """Rebind a method of the instance `model` to `made`; return any other function, or None, unchanged."""
-    if getattr(method, "__self__", None) is not model:
+    if not inspect.ismethod(method) or method.__self__ is not model:
         return method
     return method.__func__.__get__(made, type(made))
 

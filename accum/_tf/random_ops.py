@@ -1,13 +1,14 @@
 """Random operations: note their creation, and draw only a part of their numbers. And those of Python, in traces."""
 
 import contextlib
+import pickle
 import random
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from accum._tf.graphs import replace_input, untouched_by_autograph
+from accum._tf.graphs import replace_input
 from accum._tf.version import tf
 
 try:  # a private module: no public name tells which operations code creates
@@ -71,35 +72,9 @@ DRAWING = STATEFUL_DRAWS.union(_SEEDED)
 """Random operations."""
 
 
-@contextlib.contextmanager
-def keeping_python_numbers() -> Iterator[None]:
-    """Set back what `random` and `numpy.random` draw next when this context ends: it traces what runs elsewhere."""
-    before = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-def drawing_alike(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let each call of a function begin with what `random` and `numpy.random` draw next now, and end as the first did.
-
-    For Python code that is traced several times in one step, in which plain Keras traces it once.
-    """
-    before, after = (random.getstate(), np.random.get_state()), []
-
-    @untouched_by_autograph
-    def called(*args: Any, **kwargs: Any) -> Any:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        result = function(*args, **kwargs)
-        after.append((random.getstate(), np.random.get_state()))
-        random.setstate(after[0][0])
-        np.random.set_state(after[0][1])
-        return result
-
-    return called
+def state_of_python_numbers() -> bytes:
+    """Return what `random` and `numpy.random` draw next, so that one can see whether anything has drawn."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
 
 
 class Source(NamedTuple):

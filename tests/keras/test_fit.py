@@ -1,5 +1,6 @@
 """Every kind of data and every way to fit equals the full batch of a plain model (laws L1, L3, L5, L10)."""
 
+import contextlib
 import inspect
 
 import numpy as np
@@ -436,3 +437,34 @@ def test_logs_are_those_of_weights_that_rest_within_a_cycle(capsys):
     resting.fit(X, Y, batch_size=8, shuffle=False, verbose=1)
     bars.append(last_bar(capsys))  # 2.4 and others show a mean of means
     assert bars[0] == bars[1] and "3/3" in bars[0] and "loss: " in bars[0]
+
+
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 3}, {"micro_batch_size": "auto"}])
+def test_a_train_function_can_be_traced_before_the_first_step(options):
+    model = accum.GradientAccumulateModel.from_model(one_to_one(), **options)
+    model.compile("sgd", "mse")
+    made = model.make_train_function() or model.train_function
+    plain = one_to_one()
+    plain.compile("sgd", "mse")
+    if hasattr(plain.make_train_function() or plain.train_function, "get_concrete_function"):
+        assert hasattr(made, "get_concrete_function") or options.get("micro_batch_size") == "auto"
+
+
+def test_a_dataset_that_is_empty_at_first_leaves_a_train_function():
+    counts = []
+
+    def batches():
+        counts.append(1)
+        for _ in range(len(counts) > 1):
+            yield np.ones((6, 3), "float32"), np.ones((6, 2), "float32")
+
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
+    types, shapes = (tuple(getattr(one, name) for one in spec) for name in ("dtype", "shape"))
+    dataset = tf.data.Dataset.from_generator(batches, types, shapes)
+    model = accum.GradientAccumulateModel.from_model(one_to_one(), micro_batch_size=3)
+    model.compile("sgd", "mse")
+    with contextlib.suppress(ValueError, TypeError):  # of Keras 2, which requires data
+        model.fit(dataset, verbose=0)
+    before = model.get_weights()
+    model.fit(dataset, verbose=0)
+    assert np.any(model.get_weights()[0] != before[0])

@@ -285,11 +285,16 @@ class Penalised(tf.keras.Model):
         return tf.reduce_mean((y - outputs) ** 2, -1) + 0.1 * self.kl
 
 
+def l2_of(model):
+    return 0.1 * tf.reduce_sum(model.hidden.kernel**2)
+
+
 LOSSES_OF_A_MODEL = {  # {name: function of the model, and of the first, that returns a loss}
     "method kept before": lambda model, first: lambda y, outputs: model.penalty(y, outputs),
     "closure": lambda model, first: lambda y, outputs: model.elbo(y, outputs),
     "closure over the first": lambda model, first: lambda y, outputs: first.elbo(y, outputs),
     "method of the first": lambda model, first: first.elbo,
+    "weights of another": lambda model, first: lambda y, outputs: (y - outputs) ** 2 + l2_of(first),
 }
 
 
@@ -316,3 +321,10 @@ def test_a_loss_that_reads_an_attribute_which_a_call_sets_has_to_be_of_the_new_m
             assert_near(*ends)
     else:
         assert_near(*ends)
+
+
+def test_a_model_may_keep_any_bound_method_of_its_own():
+    model = Penalised()
+    model.__dict__["as_is"] = [model.__setattr__, model.elbo]
+    model.__dict__["built_in"] = model.__reduce_ex__
+    assert accum.GradientAccumulateModel.from_model(model, 2).built_in is model.built_in

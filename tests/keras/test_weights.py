@@ -1,7 +1,5 @@
 """What a micro-batch weighs in the mean: what the loss of the full batch divides by, whatever the data look like."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -258,55 +256,3 @@ def test_weights_of_examples_that_broadcast_over_others_are_those_of_the_full_ba
     plain = fitted(tf.keras.Model)
     for one, other in zip(fitted(accum.GradientAccumulateModel, micro_batch_size=5), plain):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)
-
-
-def nodes_and_graphs(counts):
-    """A dataset of batches of nodes and of graphs, whose numbers are not known when a step is traced."""
-    random = np.random.RandomState(5)
-    batches = [
-        tuple(tuple(random.normal(size=(count, width)).astype("float32") for count in pair) for width in (3, 1))
-        for pair in counts
-    ]
-    spec = tuple(tuple(tf.TensorSpec([None, width]) for _ in range(2)) for width in (3, 1))
-    types, shapes = (
-        tf.nest.map_structure(lambda one, name=name: getattr(one, name), spec) for name in ("dtype", "shape")
-    )
-    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), types, shapes)
-    joined = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-    return dataset, tf.data.Dataset.from_tensors(joined)
-
-
-def of_nodes_and_graphs():
-    inputs = [tf.keras.Input((3,)), tf.keras.Input((3,))]
-    model = tf.keras.Model(inputs, [tf.keras.layers.Dense(1, kernel_initializer="ones")(one) for one in inputs])
-    return model
-
-
-@pytest.mark.law("L5")
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["", "eager"])
-def test_targets_of_unequal_numbers_of_rows_have_no_weight_in_common(run_eagerly):
-    parts, whole = nodes_and_graphs([(9, 1), (3, 3)])
-    sgd = functools.partial(tf.keras.optimizers.SGD, 0.1)
-    means = accum.GradientAccumulateModel.from_model(of_nodes_and_graphs(), accum_steps=2)
-    means.compile(sgd(), "mse", run_eagerly=run_eagerly)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="unequal numbers of rows"):
-        means.fit(parts, verbose=0)
-    sums = [of_nodes_and_graphs()]
-    options = {"accum_steps": 2, "reduction": "sum", "micro_batch_weight": "equal"}
-    sums.append(accum.GradientAccumulateModel.from_model(of_nodes_and_graphs(), **options))
-    for model, data in zip(sums, (whole, parts)):
-        model.compile(sgd(), tf.keras.losses.MeanSquaredError(reduction="sum"), run_eagerly=run_eagerly)
-        model.fit(data, verbose=0)
-    assert_near(sums[1].get_weights(), sums[0].get_weights())
-
-
-@pytest.mark.law("L5")
-def test_targets_of_equally_many_rows_may_have_any_number(recwarn):
-    parts, whole = nodes_and_graphs([(4, 4), (3, 3)])
-    models = [of_nodes_and_graphs()]
-    models.append(accum.GradientAccumulateModel.from_model(of_nodes_and_graphs(), accum_steps=2))
-    for model, data in zip(models, (whole, parts)):
-        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
-        model.fit(data, verbose=0)
-    assert_near(models[1].get_weights(), models[0].get_weights())
-    assert [one for one in recwarn if "[accum: loss-counts]" in str(one.message)] == []

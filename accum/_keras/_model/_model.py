@@ -24,7 +24,7 @@ from accum._keras._model._options import OF_ACCUM_ALONE, ModelOptions
 from accum._keras._model._size_in_use import SizeInUse, batches_of_fit
 from accum._keras._optimizer._internals import accumulation_of, internals_of
 from accum._keras._optimizer._wrapper import accumulating_optimizers, listeners_of
-from accum._keras._steps._model_steps import ModelSteps, called_for_the_first_time
+from accum._keras._steps._model_steps import FirstCall, ModelSteps
 from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import Data, Logs, Nested, Options, tf
@@ -542,7 +542,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 self._accum.create_variables()
         made = self._made_function("train_function", super().make_train_function, args, kwargs)
         if is_new:
-            self.train_function = called_for_the_first_time(self, self.train_function)  # type: ignore[arg-type]
+            self.train_function = FirstCall(self, self.train_function)  # type: ignore[arg-type]
         return self.train_function if is_new else made
 
     def make_test_function(self, *args: object, **kwargs: object) -> Callable[[Iterator[Data]], Logs]:

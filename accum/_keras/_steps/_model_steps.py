@@ -9,7 +9,7 @@ are created before it, where they are known.
 """
 
 import contextlib
-from typing import Callable, ContextManager, Iterator, Optional, Union
+from typing import Any, Callable, ContextManager, Iterator, Optional, Union
 
 from accum import _tf
 from accum._engine._batch import Size, largest_count
@@ -54,23 +54,35 @@ def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
         _tf.optimizers.build_with_loss_scale(model._accum.optimizers[0], model.trainable_variables)
 
 
-def called_for_the_first_time(
-    model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
-) -> Callable[[Iterator[Data]], Logs]:
-    """Return a train function that creates variables when it is first called, and then is `function`.
+class FirstCall:
+    """A train function that creates variables when it is first called, and then is `function`.
 
     If that fails, Keras makes a train function anew: TensorFlow can't trace one again that has created variables.
     """
 
-    def train_function(iterator: Iterator[Data]) -> Logs:
-        model.train_function = None
-        if model._accum.size.splits and hasattr(iterator, "element_spec"):
-            create_variables_ahead(model, iterator.element_spec)
-        logs = function(iterator)
-        model.train_function = function
+    def __init__(self, model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]) -> None:
+        self._model = model
+        self._function = function
+
+    def __call__(self, iterator: Iterator[Data]) -> Logs:
+        if self._model._accum.size.splits and hasattr(iterator, "element_spec"):
+            create_variables_ahead(self._model, iterator.element_spec)
+        try:
+            logs = self._function(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):  # there are no data
+            raise
+        except BaseException:
+            self._model.train_function = None
+            raise
+        if self._model.train_function is self:
+            self._model.train_function = self._function
         return logs
 
-    return train_function
+    def __getattr__(self, name: str) -> Any:
+        """Return what a `tf.function` has, such as `get_concrete_function`."""
+        if name.startswith("__") or "_function" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._function, name)
 
 
 # --------------------------------------------------------------------------------------------------------------------

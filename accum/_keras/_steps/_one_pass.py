@@ -240,12 +240,14 @@ class _Call:
                 return self._traced(*tensors)
 
         traced = tf.function(call)
-        with tf.init_scope(), _tf.random_ops.keeping_python_numbers():
+        with tf.init_scope():
             return traced.get_concrete_function(*self._batch.specs()).graph
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
+        numbers = _tf.random_ops.state_of_python_numbers()
         graph = self.graph()
+        has_drawn = numbers != _tf.random_ops.state_of_python_numbers()  # or another thread has: two passes are exact
         graph = self.graph(directly=True) if calls_that_check(graph) else graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
@@ -260,6 +262,8 @@ class _Call:
             return "losses that are sums, beside others, which each micro-batch would add"
         if self._assigns(graph):
             return "variables that the call changes"
+        if has_drawn and (self._functions or _tf.models.has_code_of_user(self._model)):
+            return "numbers that Python draws while it is traced"  # once, not for the first micro-batch and the others
         filling = _tf.graph_parts.filling(graph)
         if filling:
             return f"a table or a queue that the call fills ({_check.shown(filling)})"

@@ -12,13 +12,6 @@ from accum._keras._steps._added_losses import is_of_no_example, sources
 from accum._tf import Nested, tf
 from accum._tf.types import KerasContainer
 
-UNEQUAL_ROWS = (
-    "The targets of several outputs have unequal numbers of rows, such as those of nodes and of graphs, and a batch of "
-    "a cycle has one weight for all losses: pass losses with the reduction SUM, `reduction='sum'` and "
-    "`micro_batch_weight='equal'`, which is exact for sums; or `micro_batch_weight='equal'` alone, if the mean of the "
-    "batches' means will do. [accum: loss-counts]"
-)
-
 
 class SeenLoss(NamedTuple):
     """A compiled loss that has been computed.
@@ -132,22 +125,7 @@ class ReportingLoss:
             named.append(("losses that layers add", None))
         if not _divide_alike([one for _, one in named]):
             self.unlike = {name: "examples" if one is None else "elements that count" for name, one in named}
-        own = self._model._accum
-        if own.size.splits or own.options.plan.is_one_micro_step or any(one is not None for one in numbers):
-            return total
-        return self._of_equal_rows(calls, total)
-
-    def _of_equal_rows(self, calls: Sequence[_tf.losses.LossCall], total: tf.Tensor) -> tf.Tensor:
-        """Return a loss of a batch of a cycle, which needs targets of equally many rows: it has one weight."""
-        targets = [one.target for one in calls if _are_dense(one)]
-        if not tf.executing_eagerly() and not any(one.shape[0] is None for one in targets):
-            return total  # all batches have these lengths, so each loss has the same share of all
-        checks = [
-            tf.debugging.assert_equal(tf.shape(one)[0], tf.shape(targets[0])[0], message=UNEQUAL_ROWS)
-            for one in targets[1:]
-        ]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            return tf.identity(total)
+        return total
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "container" not in self.__dict__:
