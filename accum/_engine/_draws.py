@@ -271,11 +271,13 @@ class Draws:
         if self.joins and _tf.random_ops.is_shuffle(op):
             self.shared[op.output.op.name] = "seed" if is_shared else "batch"
             return self._shuffled(op, is_shared)
-        if self.joins and (op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:]))):
+        is_open = is_shared and self._may_be_of_examples(shape[1:])
+        is_open = is_open or (bool(shape) and shape[0] is None and _tf.random_ops.is_by_another_axis(op))
+        if self.joins and (op.kind is None or is_in_loop or is_open):
             self.whole.append(op.output.op.name)
             self.shared[op.output.op.name] = "batch"
             return None
-        if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
+        if op.kind is None or is_in_loop or is_open:
             self.others.append(op.output.op.name)
             _tf.random_ops.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
             return None

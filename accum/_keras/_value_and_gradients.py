@@ -247,9 +247,9 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
             return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
-        numbers = _tf.random_ops.state_of_python_numbers()
+        before = _tf.random_ops.state_of_python()
         graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
-        has_drawn = numbers != _tf.random_ops.state_of_python_numbers()
+        has_drawn = before != _tf.random_ops.state_of_python()
         value, *weights = graph.outputs
         drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])

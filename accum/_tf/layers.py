@@ -1,6 +1,9 @@
 """Find the layers that this version of Keras has, and recognise calls of a layer that do not compute anything."""
 
+import functools
 import importlib
+import inspect
+import os
 import sys
 from typing import Any, Sequence, Tuple
 
@@ -43,10 +46,26 @@ def is_no_real_call() -> bool:
     return False
 
 
+def _folder_of(name: str) -> str:
+    """Return the folder of the package of a module."""
+    folder = str(sys.modules[name].__file__)
+    for _ in range(name.count(".")):
+        folder = os.path.dirname(folder)
+    return os.path.join(folder, "")
+
+
+_FOLDERS = tuple(_folder_of(part.__module__) for part in (tf.keras.layers.Layer, tf.Variable))
+"""Those of Keras, and of TensorFlow, by whose decorators some functions of Keras are wrapped."""
+
+
 def comes_with_keras(part: Any) -> bool:
-    """Whether a function or class is defined in Keras."""
+    """Whether a function or class is defined in Keras, and not only named like one, as by `functools.wraps`."""
     path = str(getattr(part, "__module__", "")).split(".")
-    return path[0] in ("keras", "tf_keras") or path[1:3] == ["python", "keras"]  # the second dies with 2.5
+    if not (path[0] in ("keras", "tf_keras") or path[1:3] == ["python", "keras"]):  # the second dies with 2.5
+        return False
+    if isinstance(part, functools.partial):
+        return False
+    return not inspect.isfunction(part) or part.__code__.co_filename.startswith(_FOLDERS)
 
 
 def is_stateful_rnn(layer: Any) -> bool:

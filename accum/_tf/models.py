@@ -201,6 +201,11 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def parts_of_user(model: tf.keras.Model) -> List[Any]:
+    """Return the model and those of its layers whose `call` is the user's."""
+    return [part for part in [model, *layers_of(model)] if not comes_with_keras(type(part).call)]
+
+
 def has_code_of_user(model: tf.keras.Model) -> bool:
     """Whether Python code of the user's computes something when a model is called: a layer, or a function in one."""
     parts = [model, *layers_of(model)]

@@ -72,9 +72,23 @@ DRAWING = STATEFUL_DRAWS.union(_SEEDED)
 """Random operations."""
 
 
-def state_of_python_numbers() -> bytes:
-    """Return what `random` and `numpy.random` draw next, so that one can see whether anything has drawn."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+def state_of_python(parts: Sequence[Any] = ()) -> bytes:
+    """Return what `random` and `numpy.random` draw next, and the plain attributes and generators of some objects.
+
+    So one can see whether code has drawn or counted.
+    """
+    states: List[Any] = [random.getstate(), np.random.get_state(legacy=False)]
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, random.Random):
+                states.append(value.getstate())
+            elif isinstance(value, np.random.RandomState):
+                states.append(value.get_state(legacy=False))
+            elif hasattr(value, "bit_generator"):  # a `numpy.random.Generator`
+                states.append(value.bit_generator.state)
+            elif type(value) in (bool, int, float, str) and not name.startswith("_") and name != "built":
+                states.append((name, value))
+    return pickle.dumps(states)
 
 
 class Source(NamedTuple):
@@ -153,7 +167,45 @@ def draws_for_all(op: tf.Operation) -> bool:
     if drawn is None:
         return False
     shape = drawn_shape(drawn)
-    return drawn.kind is None or (bool(shape) and shape[0] is not None)
+    return drawn.kind is None or (bool(shape) and (shape[0] is not None or is_by_another_axis(drawn)))
+
+
+def is_by_another_axis(op: RandomOp) -> bool:
+    """Whether the first axis that an operation draws is as long as one of a tensor that is not its first.
+
+    Or as the first of a tensor that is made of no data, such as a part of a table as long as time steps.
+    """
+    length, place = op.shape, 0
+    while isinstance(length, tf.Tensor):
+        made = length.op
+        if made.type in ("Cast", "Identity", "ConcatV2"):
+            length = made.inputs[0]
+        elif made.type == "Pack":
+            length, place = made.inputs[0], 0
+        elif made.type == "StridedSlice":
+            begin = tf.get_static_value(made.inputs[1])
+            if begin is None or len(begin) != 1:
+                return False
+            length, place = made.inputs[0], place + int(begin[0])
+        elif made.type == "Shape":
+            return place != 0 or _is_of_no_data(made.inputs[0])
+        else:
+            return False
+    return False
+
+
+def _is_of_no_data(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is made of constants, variables and lengths alone."""
+    waiting, seen = [tensor], set()
+    while waiting:
+        one = waiting.pop()
+        if one.name in seen or one.op.type in ("Shape", "Size", "Rank"):
+            continue
+        seen.add(one.name)
+        if one.op.type == "Placeholder" and one.dtype != tf.resource:
+            return False
+        waiting.extend(one.op.inputs)
+    return True
 
 
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:

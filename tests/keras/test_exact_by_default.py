@@ -1430,3 +1430,196 @@ def test_eagerly_each_batch_is_looked_at(monkeypatch):
         return model.get_weights()
 
     assert_near(trained_eagerly(micro_batch_size=SIZE), trained_eagerly(), rtol=2e-5, atol=3e-6)
+
+
+class Largest(tf.keras.metrics.Metric):
+    """A mean over batches of their largest entry."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, values, sample_weight=None):
+        self.total.assign_add(tf.reduce_max(values))
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.total / self.count
+
+
+UPDATES = {  # {name: (metric of a layer, function that updates it)}
+    "rows without axes": (
+        lambda: tf.keras.metrics.MeanAbsoluteError(name="seen"),
+        lambda metric, x: metric.update_state(x[:, 0], x[:, 1]),
+    ),
+    "own": (Largest, lambda metric, x: metric.update_state(x)),
+    "weighted number": (
+        lambda: tf.keras.metrics.Sum(name="seen"),
+        lambda metric, x: metric.update_state(tf.reduce_sum(x), sample_weight=0.5),
+    ),
+    "rows": (
+        lambda: tf.keras.metrics.MeanAbsoluteError(name="seen"),
+        lambda metric, x: metric.update_state(x[:, :2], x[:, 2:4]),
+    ),
+}
+
+
+class Measuring(layers.Layer):
+    def __init__(self, make, update):
+        super().__init__()
+        self.metric, self.update = make(), update
+
+    def call(self, inputs):
+        self.update(self.metric, inputs)
+        return inputs + 0.0
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("name", sorted(UPDATES))
+def test_a_metric_in_a_layer_that_does_not_add_up_over_examples_sees_the_batch(name):
+    plain, split, x, loss = pair(lambda: (dense(Measuring(*UPDATES[name])), X, "mse"), micro_batch_size=5)
+    logs = []
+    for model in (plain, split):
+        model.compile(tf.keras.optimizers.SGD(0.1), loss, **JIT)
+        with warned("[accum: not-split]") if model is split and name != "rows" else contextlib.ExitStack():
+            history = model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history
+        (layer,) = [one for one in model.layers if isinstance(one, Measuring)]
+        logs.append([float(layer.metric.result()), *history["loss"]])
+    np.testing.assert_allclose(*logs, rtol=1e-5)
+
+
+class HidesHalf(layers.Layer):
+    """Hides from losses the examples that are below the mean of the batch."""
+
+    def call(self, inputs, mask=None):
+        return inputs + 0.0
+
+    def compute_mask(self, inputs, mask=None):
+        return tf.squeeze(inputs, -1) > tf.reduce_mean(inputs)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="a functional model of Keras 3 takes no such mask")
+def test_a_mask_in_which_examples_meet_is_that_of_the_batch():
+    program = lambda: (tf.keras.Sequential([*dense().layers, HidesHalf()]), X, "mse")  # noqa: E731
+    plain, split, x, loss = pair(program, micro_batch_size=5)
+    assert_equal(trained(split, x, loss), trained(plain, x, loss))
+
+
+class CountsInPython(layers.Layer):
+    """Multiplies by a number that Python counts or draws, by a generator of its own."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.number = kind, 1
+        self.drawing = np.random.RandomState(1) if kind == "state" else np.random.default_rng(1)
+
+    def call(self, inputs):
+        self.number += 1
+        return inputs * float(self.number if self.kind == "count" else self.drawing.uniform())
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("kind", ["count", "state", "generator"])
+def test_examples_of_a_batch_see_one_number_of_python(kind):
+    split = pair(lambda: (dense(CountsInPython(kind)), X, "mse"), micro_batch_size=5)[1]
+    split.compile("sgd", "mse", **JIT)
+    outputs = split.predict(np.ones((12, 6), "float32"), batch_size=12)
+    np.testing.assert_allclose(outputs, np.tile(outputs[:1], (12, 1)), rtol=1e-6)
+
+
+def mean_squares(y, outputs):
+    return tf.reduce_mean((y - outputs) ** 2, axis=-1)
+
+
+mean_squares.__module__ = tf.keras.losses.MeanSquaredError.__module__  # so is a function made by `functools.wraps`
+
+
+@functools.wraps(mean_squares)
+def hardest(y, outputs):
+    return tf.reduce_mean(tf.sort(mean_squares(y, outputs))[-4:])
+
+
+def labels_of_three():
+    return np.sign(Y) * (np.arange(len(Y)) % 5 > 1)[:, None]
+
+
+LOSSES_OF_BATCHES = {  # {name: (loss, targets)}
+    "named like one of Keras": (hardest, Y),
+    "all pairs by broadcasting": (lambda y, outputs: tf.square(y - outputs[:, 0]), Y[:, 0]),
+    "labels -1, 0 and 1": ("hinge", labels_of_three()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES_OF_BATCHES))
+def test_a_loss_that_looks_like_one_for_each_example_is_that_of_the_batch(name):
+    loss, y = LOSSES_OF_BATCHES[name]
+    ends = []
+    for model in pair(lambda: (dense(), X, "mse"), micro_batch_size=2)[:2]:
+        ends.append(trained(model, X, loss, y=y))
+    assert_equal(*ends)
+
+
+def of_probabilities(y, outputs):
+    return tf.keras.losses.binary_crossentropy(y, outputs)
+
+
+@pytest.mark.tf("2.4")
+def test_a_metric_of_your_own_finds_the_logits_of_the_outputs():
+    x = np.linspace(-60.0, 60.0, 8, dtype="float32")[:, None]
+    ends = []
+    for options in (None, {"micro_batch_size": 3}):
+        one = layers.Dense(1, activation="sigmoid", kernel_initializer="ones")
+        model = tf.keras.Sequential([tf.keras.Input((1,)), one])
+        model = model if options is None else accum.GradientAccumulateModel.from_model(model, **options)
+        model.compile("sgd", "mse", metrics=[of_probabilities])
+        ends.append(model.evaluate(x, (x < 0).astype("float32"), batch_size=8, verbose=0))
+    assert ends[0][1] > 20.0  # of probabilities alone, it would be at most 16.1
+    np.testing.assert_allclose(*ends, rtol=1e-5)
+
+
+class AddsCode(layers.Layer):
+    """Adds random numbers for time steps, the same for all examples."""
+
+    def call(self, inputs):
+        return inputs + tf.random.stateless_normal(tf.shape(inputs)[1:], [1, 2])
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_numbers_for_time_steps_whose_number_is_unknown_are_the_same_for_all_examples():
+    x = np.tile(RANDOM.normal(size=(1, 4, 3)).astype("float32"), (9, 1, 1))
+    inputs = tf.keras.Input((None, 3))
+    model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer="ones")(AddsCode()(inputs)))
+    split = accum.GradientAccumulateModel.from_model(model, micro_batch_size=4)
+    split.compile("sgd", "mse", **JIT)
+    data = tf.data.Dataset.from_generator(lambda: iter([x]), tf.float32, tf.TensorShape([None, None, 3]))
+    np.testing.assert_allclose(split.predict(data), model.predict(data), rtol=1e-5)
+
+
+class AddsMean(layers.Layer):
+    def call(self, inputs):
+        return inputs[0] + tf.reduce_mean(inputs[1], axis=0)
+
+
+@pytest.mark.tf("2.5")
+def test_xla_does_not_leave_out_rows_of_an_input_that_has_more_than_the_batch():
+    x, table, y = (RANDOM.normal(size=(rows, width)).astype("float32") for rows, width in ((8, 4), (16, 4), (8, 1)))
+    spec = tuple(tf.TensorSpec([None, width]) for width in (4, 4, 1))
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([((x, table), y)]), output_signature=((spec[0], spec[1]), spec[2])
+    )
+    inputs = tf.keras.Input((4,)), tf.keras.Input((4,))
+    model = tf.keras.Model(inputs, layers.Dense(1)(AddsMean()(list(inputs))))
+    split = accum.GradientAccumulateModel.from_model(model, micro_batch_size=4)
+    split.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+        split.fit(data, verbose=0)

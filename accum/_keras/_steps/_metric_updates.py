@@ -13,6 +13,8 @@ from accum._engine._gradients import divided, weighted
 from accum._tf import Leaf, Nested, Scalar, tf
 
 _MEAN, _SUM, _ROWS = "mean", "sum", "rows"
+ATTACHED = ("_keras_mask", "_keras_logits")
+"""What Keras' losses and metrics look for in an output."""
 
 
 class MetricUpdate(NamedTuple):
@@ -32,20 +34,21 @@ class MetricUpdate(NamedTuple):
         """
         leaves = tf.nest.flatten(self.arguments)
         parts = [self._part(leaf, how, None if is_sum else weight) for leaf, how in zip(leaves, self.combined_by)]
-        for (part, _), origin in zip(parts, self.origins):
+        for (part, *_), origin in zip(parts, self.origins):
             if isinstance(part, JoinedRows):
                 part.origin = origin
         return parts
 
     @staticmethod
     def _part(leaf: Leaf, how: Optional[str], weight: Optional[Scalar]) -> List[Optional[Combined]]:
-        """Return what a leaf contributes, and what its mask does."""
+        """Return what a leaf contributes, and what is attached to it: its mask, and the logits that it is made of."""
         if how == _ROWS:
-            mask = getattr(leaf, "_keras_mask", None)
-            return [JoinedRows(leaf), None if mask is None else JoinedRows(mask)]
-        if how == _MEAN:
-            return [Sum(weighted(as_float(leaf), weight)), None]
-        return [None if how is None else Sum(tf.cast(leaf, tf.float32)), None]
+            others = [getattr(leaf, name, None) for name in ATTACHED]
+            return [JoinedRows(leaf), *[None if other is None else JoinedRows(other) for other in others]]
+        of_leaf = Sum(weighted(as_float(leaf), weight)) if how == _MEAN else None
+        if how == _SUM:
+            of_leaf = Sum(tf.cast(leaf, tf.float32))
+        return [of_leaf, *[None for _ in ATTACHED]]
 
     def run(self, totals: Nested, weight: Optional[tf.Tensor]) -> None:
         """Update the metric.
@@ -55,9 +58,10 @@ class MetricUpdate(NamedTuple):
           weight: the sum of their weights, None if numbers were added up.
         """
         leaves = tf.nest.flatten(self.arguments)
-        for index, (how, (total, mask)) in enumerate(zip(self.combined_by, totals)):
-            if mask is not None:
-                total._keras_mask = mask
+        for index, (how, (total, *others)) in enumerate(zip(self.combined_by, totals)):
+            for name, other in zip(ATTACHED, others):
+                if other is not None:
+                    setattr(total, name, other)
             if how is not None:
                 leaves[index] = divided(total, weight, None) if how == _MEAN else total
         args, kwargs = tf.nest.pack_sequence_as(self.arguments, leaves)

@@ -24,6 +24,9 @@ from accum._tf import Data, Nested, tf
 ACROSS_EXAMPLES = frozenset(["dice", "tversky", "circle", "pearsoncorrelation", "concordancecorrelation"])
 """Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient: plain names."""
 
+BY_LABELS = ("hinge", "squaredhinge")
+"""Those that convert labels of 0 and 1, if all of the batch are."""
+
 BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")
 """Names for which Keras chooses a metric by the shapes of targets and outputs, sparse ones among them."""
 
@@ -49,7 +52,7 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         losses, metrics = _tf.losses.compiled_losses(model), _tf.losses.compiled_metrics(model)
     if losses and _tf.losses.is_neither_sum_nor_mean(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
         return "losses that are neither all means nor all sums"
-    across = [one for one in losses + metrics if not _may_be_apart(one)]
+    across = [one for one in losses + metrics if not may_be_apart(one)]
     if across:
         return f"a loss or metric ({_check.shown(list(map(name_of, across)))})"
     functions = [one for one in losses + metrics if not (_tf.losses.is_of_keras(one) or _is_declared_apart(one))]
@@ -177,14 +180,14 @@ def _is_declared_apart(one: Any) -> bool:
     return getattr(one, "looks_across_examples", None) is False
 
 
-def _may_be_apart(one: Any) -> bool:
+def may_be_apart(one: Any) -> bool:
     """Whether a loss or metric may be the sum of its values for single examples, as far as its class tells."""
     if isinstance(one, tf.keras.metrics.Metric) and not _tf.layers.comes_with_keras(type(one)):
         return _is_declared_apart(one)
     if isinstance(one, tf.keras.losses.Loss) and not _tf.layers.comes_with_keras(type(one).__call__):
         return False
     plain = {name.replace("_", "").lower() for name in names_of(one)}
-    if plain & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
+    if plain & ACROSS_EXAMPLES.union(BY_LABELS) and _tf.losses.is_of_keras(one):
         return False
     return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
 
@@ -245,9 +248,10 @@ class _Call:
 
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
-        numbers = _tf.random_ops.state_of_python_numbers()
+        parts = [part for part in _tf.models.parts_of_user(self._model) + self._functions if hasattr(part, "__dict__")]
+        before = _tf.random_ops.state_of_python(parts)
         graph = self.graph()
-        has_drawn = numbers != _tf.random_ops.state_of_python_numbers()  # or another thread has: two passes are exact
+        has_drawn = before != _tf.random_ops.state_of_python(parts)  # or another thread has: two passes are exact
         graph = self.graph(directly=True) if calls_that_check(graph) else graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
@@ -263,7 +267,7 @@ class _Call:
         if self._assigns(graph):
             return "variables that the call changes"
         if has_drawn and (self._functions or _tf.models.has_code_of_user(self._model)):
-            return "numbers that Python draws while it is traced"  # once, not for the first micro-batch and the others
+            return "Python code that draws or counts while it is traced"  # which two passes do once
         filling = _tf.graph_parts.filling(graph)
         if filling:
             return f"a table or a queue that the call fills ({_check.shown(filling)})"
@@ -316,11 +320,12 @@ class _Call:
         # A dict of targets is sorted by names, a list of outputs is not.
         self._is_paired = isinstance(outputs, dict) or not self._is_dict
         self._may_broadcast = not _are_alike(self._targets, flat, self._is_paired)
-        self.rows = [tf.identity(one) for one in flat]
+        masks = [mask for mask in map(_tf.losses.mask_of, flat) if mask is not None]
+        self.rows = [tf.identity(one) for one in flat + masks]
         self._ranks = [None if one.shape.rank is None else one.shape.rank - 1 for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)
-            elements = _tf.losses.loss_of_elements(function, target, output)
+            elements = _tf.losses.loss_of_elements(function, *_tf.losses.ranked_as_in_compile(function, target, output))
             if _tf.losses.mask_of(elements) is not None:
                 raise ValueError("a loss has a mask of its own")
             self.rows.append(tf.identity(elements))

@@ -29,6 +29,8 @@ from accum._keras._diagnosis import _rules
 from accum._keras._optimizer._internals import internals_of
 from accum._keras._steps._batch_draws import BatchDraws
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
+from accum._keras._steps._metric_updates import looks_across_examples
+from accum._keras._steps._one_pass import may_be_apart
 from accum._keras._steps._optimizer_calls import Collector, Gate, read_weight
 from accum._keras._steps._split_step import SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
@@ -383,21 +385,29 @@ def _joined_entries(entries: tf.Tensor) -> tf.Tensor:
 def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wait]:
     """Return what stands in for the `update_state` of a metric in a layer, which is called for each micro-batch.
 
-    What it gets must be entries for examples. A `Mean` may get the mean of a micro-batch, a `Sum` its sum.
+    It must add up over examples: a `Mean` or `Sum` of entries for examples, or another metric of Keras that gets at
+    least two axes, of which it reduces the last. A `Mean` may also get the mean of a micro-batch, a `Sum` its sum.
     """
     update_state, is_sum = metric.update_state, isinstance(metric, tf.keras.metrics.Sum)
+    is_plain = type(metric) in (tf.keras.metrics.Mean, tf.keras.metrics.Sum)
 
     def update(*args: Nested, **kwargs: Nested) -> Wait:
-        tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if leaf is not None]
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
         if not marks.is_here() or not tensors:
             raise ValueError(
                 "With `whole_batch`, what a layer gives to a metric must be tensors that it computes outside of loops "
                 f"and conditionals: do so{_check.OR_AT_ONCE}. Received: the metric {metric.name!r}."
                 " [accum: whole-batch-loop]"
             )
-        is_number = (
-            len(tensors) == 1 and tensors[0].shape.rank == 0 and (is_sum or type(metric) is tf.keras.metrics.Mean)
-        )
+        is_number = len(leaves) == 1 and tensors[0].shape.rank == 0 and is_plain
+        adds_up = is_plain or (may_be_apart(metric) and not looks_across_examples(metric))
+        axes = min(-1 if one.shape.rank is None else one.shape.rank for one in tensors)
+        if not is_number and (len(tensors) < len(leaves) or not adds_up or axes < (1 if is_plain else 2)):
+            raise ValueError(
+                f"A metric in a layer must add up what it gets for each example{_check.OR_AT_ONCE}. Received: the "
+                f"metric {metric.name!r}. [accum: whole-batch-loop]"
+            )
         if is_number:
             marks.numbers.append((tf.identity(tensors[0]), is_sum))
             share = {} if is_sum else {"sample_weight": tf.cast(marks.share, tensors[0].dtype)}
