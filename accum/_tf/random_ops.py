@@ -202,7 +202,8 @@ def _is_of_no_data(tensor: tf.Tensor) -> bool:
         if one.name in seen or one.op.type in ("Shape", "Size", "Rank"):
             continue
         seen.add(one.name)
-        if one.op.type == "Placeholder" and one.dtype != tf.resource:
+        is_state = one.op.type == "ReadVariableOp" or (one.op.type == "Placeholder" and one.dtype == tf.resource)
+        if not is_state and (one.op.type == "Placeholder" or one.op.op_def.is_stateful):
             return False
         waiting.extend(one.op.inputs)
     return True
