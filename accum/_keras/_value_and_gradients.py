@@ -247,9 +247,9 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
             return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
-        before = _tf.random_ops.state_of_python()
+        before = _tf.random_ops.PythonState()
         graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
-        has_drawn = before != _tf.random_ops.state_of_python()
+        has_drawn = before.has_moved(graph)
         value, *weights = graph.outputs
         drawing = [op for op in graph.get_operations() if _tf.random_ops.random_op_of(op) is not None]
         own = own_gradients(graph, [value.op.name])

@@ -273,12 +273,12 @@ def may_leave_out(loss: Any) -> bool:
     return getattr(loss, "reduction", None) == "mean_with_sample_weight" or ignored_class(loss) is not None
 
 
-def ranked_as_in_compile(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+def ranked_as_in_compile(one: Any, target: tf.Tensor, output: tf.Tensor, is_loss: bool) -> Tuple[tf.Tensor, tf.Tensor]:
     """Return a target and an output with the axes with which Keras calls a compiled loss or metric of the user's."""
     ranks = target.shape.rank, output.shape.rank
     if not IS_KERAS_3:
         return (tf.expand_dims(target, -1) if ranks == (1, 2) else target), output
-    if None in ranks or isinstance(loss, tf.keras.losses.Loss):
+    if None in ranks or not is_loss or isinstance(one, tf.keras.losses.Loss):
         return target, output
     longer, shorter = (target, output) if ranks[0] > ranks[1] else (output, target)
     if abs(ranks[0] - ranks[1]) != 1 or longer.shape[-1] != 1:

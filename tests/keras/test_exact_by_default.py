@@ -17,6 +17,7 @@ from versions import IS_KERAS_3
 from warned import silent, warned
 
 import accum
+from accum._keras._steps._one_pass import what_sees_the_batch
 
 pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L21")]
 
@@ -1623,3 +1624,54 @@ def test_xla_does_not_leave_out_rows_of_an_input_that_has_more_than_the_batch():
     split.compile("sgd", "mse", jit_compile=True)
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
         split.fit(data, verbose=0)
+
+
+class CountsOnce(layers.Layer):
+    """Sets attributes when it is first traced, and draws as Keras' backend does."""
+
+    width = 0
+
+    def call(self, inputs):
+        self.width = inputs.shape[-1]
+        shape = tf.shape(inputs)
+        if hasattr(tf.keras.backend, "random_normal"):  # Keras 2
+            return inputs + 0.1 * tf.keras.backend.random_normal(shape)
+        return inputs + 0.1 * tf.random.normal(shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class AddsToken(layers.Layer):
+    """Drops out a token that is repeated for each example."""
+
+    def build(self, shape):
+        self.token = self.add_weight(name="token", shape=(1, 1, 4), initializer="ones")
+        self.drop = layers.Dropout(0.1)
+        self.built = True
+
+    def call(self, inputs, training=None):
+        return inputs + self.drop(tf.broadcast_to(self.token, [tf.shape(inputs)[0], 1, 4]), training=training)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+IN_ONE_PASS = {
+    "LSTM": lambda: [layers.LSTM(4, dropout=0.3)],
+    "GRU": lambda: [layers.GRU(4, recurrent_dropout=0.3)],
+    "masked": lambda: [layers.Masking(), layers.LSTM(4)],
+    "noise": lambda: [layers.GaussianNoise(0.2), layers.SpatialDropout1D(0.1), layers.Flatten()],
+    "backend": lambda: [CountsOnce(), layers.Flatten()],
+    "token": lambda: [AddsToken(), layers.Flatten()],
+}
+
+
+@pytest.mark.parametrize("loss", ["mse", squares], ids=["mse", "own"])
+@pytest.mark.parametrize("name", sorted(IN_ONE_PASS))
+def test_what_draws_for_each_example_takes_one_pass(name, loss):
+    model = tf.keras.Sequential([tf.keras.Input((7, 4)), *IN_ONE_PASS[name](), layers.Dense(1)])
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+    model.compile("sgd", loss, **JIT)
+    data = tf.ones((12, 7, 4)), tf.ones((12, 1))
+    assert what_sees_the_batch(model, "train_step", model._accum.steps.of_class_or_user("train_step"), data) is None

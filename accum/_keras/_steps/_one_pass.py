@@ -79,7 +79,7 @@ def call_of_any_size(model: tf.keras.Model, x: Nested) -> Tuple[tf.Graph, List[t
     call = _Call(model, x, None, None, True, [], [], [])
     with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None):
         graph = call.graph()
-    return graph, call.inputs, call.rows
+    return graph, call.inputs, call.rows[: call.outputs]
 
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
@@ -204,7 +204,8 @@ class _Call:
 
     Attributes, of its graph:
       inputs: the tensors that stand for the batch.
-      rows: the outputs, and what `functions` return.
+      rows: the outputs, their masks, and what `functions` return.
+      outputs: the number of outputs.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class _Call:
         self._compiled = losses + metrics
         self._sums = bool(losses) and _tf.losses.sums_over_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
         self.rows: List[tf.Tensor] = []
+        self.outputs = 0
         self._others: List[tf.Tensor] = []
         self.inputs: List[tf.Tensor] = []
         self._targets = [tf.TensorShape(leaf.shape) for leaf in tf.nest.flatten(y) if leaf is not None]
@@ -249,9 +251,13 @@ class _Call:
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
         parts = [part for part in _tf.models.parts_of_user(self._model) + self._functions if hasattr(part, "__dict__")]
-        before = _tf.random_ops.state_of_python(parts)
+        before = _tf.random_ops.PythonState(parts)
         graph = self.graph()
-        has_drawn = before != _tf.random_ops.state_of_python(parts)  # or another thread has: two passes are exact
+        has_drawn = before.has_moved(graph)  # or another thread has: two passes are exact
+        if has_drawn:  # what only the first trace sets is no counter
+            before = _tf.random_ops.PythonState(parts)
+            graph = self.graph()
+            has_drawn = before.has_moved(graph)
         graph = self.graph(directly=True) if calls_that_check(graph) else graph
         leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
         if self._losses and self._has_several_outputs and leaves_out:  # one loss may be for all outputs
@@ -320,12 +326,15 @@ class _Call:
         # A dict of targets is sorted by names, a list of outputs is not.
         self._is_paired = isinstance(outputs, dict) or not self._is_dict
         self._may_broadcast = not _are_alike(self._targets, flat, self._is_paired)
+        self.outputs = len(flat)
         masks = [mask for mask in map(_tf.losses.mask_of, flat) if mask is not None]
         self.rows = [tf.identity(one) for one in flat + masks]
         self._ranks = [None if one.shape.rank is None else one.shape.rank - 1 for one in flat]
         for function in self._functions:
             (output,), (target,) = flat, tf.nest.flatten(targets)
-            elements = _tf.losses.loss_of_elements(function, *_tf.losses.ranked_as_in_compile(function, target, output))
+            is_loss = any(function is one for one in self._losses)
+            target, output = _tf.losses.ranked_as_in_compile(function, target, output, is_loss)
+            elements = _tf.losses.loss_of_elements(function, target, output)
             if _tf.losses.mask_of(elements) is not None:
                 raise ValueError("a loss has a mask of its own")
             self.rows.append(tf.identity(elements))

@@ -385,8 +385,8 @@ def _joined_entries(entries: tf.Tensor) -> tf.Tensor:
 def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wait]:
     """Return what stands in for the `update_state` of a metric in a layer, which is called for each micro-batch.
 
-    It must add up over examples: a `Mean` or `Sum` of entries for examples, or another metric of Keras that gets at
-    least two axes, of which it reduces the last. A `Mean` may also get the mean of a micro-batch, a `Sum` its sum.
+    It must add up over examples: a `Mean` or `Sum` of entries for examples, or another metric of Keras, with two axes
+    if it is a mean of what reduces the last one. A `Mean` may also get the mean of a micro-batch, a `Sum` its sum.
     """
     update_state, is_sum = metric.update_state, isinstance(metric, tf.keras.metrics.Sum)
     is_plain = type(metric) in (tf.keras.metrics.Mean, tf.keras.metrics.Sum)
@@ -402,8 +402,9 @@ def _updating(metric: tf.keras.metrics.Metric, marks: Marks) -> Callable[..., Wa
             )
         is_number = len(leaves) == 1 and tensors[0].shape.rank == 0 and is_plain
         adds_up = is_plain or (may_be_apart(metric) and not looks_across_examples(metric))
-        axes = min(-1 if one.shape.rank is None else one.shape.rank for one in tensors)
-        if not is_number and (len(tensors) < len(leaves) or not adds_up or axes < (1 if is_plain else 2)):
+        ranks = [-1 if one.shape.rank is None else one.shape.rank for one in tensors]
+        axes = 2 if hasattr(metric, "_fn") else 1  # the mean of a function of the last axis, or else of all entries
+        if not is_number and (len(tensors) < len(leaves) or not adds_up or min(ranks) < 1 or max(ranks) < axes):
             raise ValueError(
                 f"A metric in a layer must add up what it gets for each example{_check.OR_AT_ONCE}. Received: the "
                 f"metric {metric.name!r}. [accum: whole-batch-loop]"
