@@ -61,7 +61,7 @@ class MetricUpdate(NamedTuple):
         for index, (how, (total, *others)) in enumerate(zip(self.combined_by, totals)):
             for name, other in zip(ATTACHED, others):
                 if other is not None:
-                    setattr(total, name, other)
+                    total = _tf.graph_parts.with_attached(total, name, other)
             if how is not None:
                 leaves[index] = divided(total, weight, None) if how == _MEAN else total
         args, kwargs = tf.nest.pack_sequence_as(self.arguments, leaves)
