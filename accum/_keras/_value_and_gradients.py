@@ -247,7 +247,7 @@ def _is_proven(task: Task, data: Nested, batch: Batch) -> bool:
             return [tf.identity(whole.value(tensors)), *map(tf.convert_to_tensor, weights)]
 
     try:
-        before = _tf.random_ops.PythonState()
+        before = _tf.python_state.PythonState()
         graph = tf.function(traced).get_concrete_function(*batch.specs()).graph
         has_drawn = before.has_moved(graph)
         value, *weights = graph.outputs

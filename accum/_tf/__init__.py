@@ -24,6 +24,7 @@ from accum._tf import (
     optimizer_state,
     optimizers,
     patches,
+    python_state,
     random_ops,
     steps,
     strategies,

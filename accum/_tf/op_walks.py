@@ -74,7 +74,7 @@ def depends_on_variables_alone(
         if one.name in seen or (or_lengths and _is_inner_length(one)):
             continue
         seen.add(one.name)
-        is_state = op.type == "ReadVariableOp" or (op.type == "Placeholder" and one.dtype == tf.resource)
+        is_state = op.type in ("VarHandleOp", *_READS) or (op.type == "Placeholder" and one.dtype == tf.resource)
         if not is_state and (op.type == "Placeholder" or op.op_def.is_stateful or op in examples):
             return False
         stack += op.inputs

@@ -1,13 +1,10 @@
-"""Random operations: note their creation, and draw only a part of their numbers. And those of Python, in traces."""
+"""Random operations: note their creation, and draw only a part of their numbers."""
 
 import contextlib
-import pickle
-import random
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
+from accum._tf import op_walks
 from accum._tf.graphs import replace_input
 from accum._tf.version import tf
 
@@ -70,57 +67,6 @@ STATEFUL_DRAWS = {"RngSkip", *_STATEFUL, *(kind for kind in _OTHERS if not kind.
 
 DRAWING = STATEFUL_DRAWS.union(_SEEDED)
 """Random operations."""
-
-
-class PythonState:
-    """What `random` and `numpy.random` draw next, and the plain attributes and generators of some objects.
-
-    So one can see whether code has drawn or counted since.
-    """
-
-    def __init__(self, parts: Sequence[Any] = ()) -> None:
-        self._parts = parts
-        self._numpy = _numpy_state()
-        self._others = self._states()
-
-    def has_moved(self, graph: tf.Graph) -> bool:
-        """Whether it is another now, but for seeds that Keras 2 draws for operations of the graph that was traced."""
-        return self._others != self._states() or self._has_drawn(len(graph.get_operations()))
-
-    def _has_drawn(self, most: int) -> bool:
-        now, same = pickle.dumps(_numpy_state()), np.random.RandomState()
-        if pickle.dumps(self._numpy) == now:
-            return False
-        try:
-            same.set_state(self._numpy)
-        except (TypeError, ValueError):  # of another kind of generator
-            return True
-        for _ in range(most):
-            same.randint(int(10e6))  # as `tf.keras.backend.random_normal` does
-            if pickle.dumps(_numpy_state(same)) == now:
-                return False
-        return True
-
-    def _states(self) -> bytes:
-        states: List[Any] = [random.getstate()]
-        for part in self._parts:
-            for name, value in vars(part).items():
-                if isinstance(value, random.Random):
-                    states.append(value.getstate())
-                elif isinstance(value, np.random.RandomState):
-                    states.append(_numpy_state(value))
-                elif hasattr(value, "bit_generator"):  # a `numpy.random.Generator`
-                    states.append(value.bit_generator.state)
-                elif type(value) in (bool, int, float, str):
-                    states.append((name, value))
-        return pickle.dumps(states)
-
-
-def _numpy_state(source: Any = np.random) -> Any:
-    try:
-        return source.get_state(legacy=False)
-    except TypeError:  # NumPy before 1.17 knows one kind of generator
-        return source.get_state()
 
 
 class Source(NamedTuple):
@@ -223,32 +169,12 @@ def is_by_another_axis(op: RandomOp) -> bool:
             rank = made.inputs[0].shape.rank
             if place < 0 and rank is None:
                 return False
-            return (place % rank if rank else place) != 0 or _is_of_no_data(made.inputs[0])
+            return (place % rank if rank else place) != 0 or op_walks.depends_on_variables_alone(
+                made.inputs[0], or_lengths=True
+            )
         else:
             return False
     return False
-
-
-def _is_of_no_data(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is made of constants, variables, and lengths other than those of first axes."""
-    waiting, seen = [tensor], set()
-    while waiting:
-        one = waiting.pop()
-        if one.name in seen or _is_length_of_another_axis(one):
-            continue
-        seen.add(one.name)
-        is_state = one.op.type in _STATES or (one.op.type == "Placeholder" and one.dtype == tf.resource)
-        if not is_state and (one.op.type == "Placeholder" or one.op.op_def.is_stateful):
-            return False
-        waiting.extend(one.op.inputs)
-    return True
-
-
-def _is_length_of_another_axis(tensor: tf.Tensor) -> bool:
-    if tensor.op.type != "StridedSlice" or tensor.op.inputs[0].op.type != "Shape":
-        return False
-    begin, rank = tf.get_static_value(tensor.op.inputs[1]), tensor.op.inputs[0].op.inputs[0].shape.rank
-    return begin is not None and len(begin) == 1 and (begin[0] > 0 or (rank is not None and -rank < begin[0] < 0))
 
 
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:
@@ -273,9 +199,6 @@ def _length_of(axis: Any) -> Optional[int]:
         return None
     length: Optional[int] = shape.as_list()[int(begin[0])]
     return length
-
-
-_STATES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VariableShape")
 
 
 class _OfThread(threading.local):

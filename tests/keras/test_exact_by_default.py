@@ -1361,21 +1361,22 @@ def test_python_code_beside_the_layers_that_runs_for_each_micro_batch_is_named(p
 class DropsByPython(layers.Layer):
     """Leaves itself out by Python's and NumPy's random numbers while it is traced, as LayerDrop is often written."""
 
-    def __init__(self):
+    def __init__(self, of_numpy):
         super().__init__()
-        self.kept = []
+        self.kept, self.of_numpy = [], of_numpy
 
     def call(self, inputs):
-        self.kept.append(2.0 if random.random() < 0.5 else 3.0)
-        self.kept.append(5.0 if np.random.uniform() < 0.5 else 7.0)
+        self.kept.append(2.0 if self.of_numpy or random.random() < 0.5 else 3.0)
+        self.kept.append(5.0 if self.of_numpy and np.random.uniform() < 0.5 else 7.0)
         return inputs * self.kept[-1] * self.kept[-2]
 
     def compute_output_shape(self, shape):
         return shape
 
 
-def test_all_micro_batches_of_a_batch_see_the_same_numbers_of_python():
-    layer = DropsByPython()
+@pytest.mark.parametrize("of_numpy", [False, True], ids=["random", "numpy"])
+def test_all_micro_batches_of_a_batch_see_the_same_numbers_of_python(of_numpy):
+    layer = DropsByPython(of_numpy)
     model = pair(lambda: (dense(layer), X, "mse"), micro_batch_size=5)[1]
     outputs = model(X[:12]).numpy() / np.prod(layer.kept[-2:])  # only a bias, which is 0, is between them and the layer
     possible = [np.mean((outputs * one * other - Y[:12]) ** 2) for one in (2.0, 3.0) for other in (5.0, 7.0)]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from models import from_model
 from replicas import mirrored
+from versions import IS_KERAS_3
 from warned import silent, warned
 
 import accum
@@ -332,8 +333,10 @@ def test_masked_time_steps_of_a_split_batch_of_a_cycle_are_no_meeting(options):
 
 def test_the_learning_rate_is_that_of_the_inner_optimizer_by_whatever_method_it_is_read():
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-    optimizer = tf.keras.optimizers.SGD(schedule)
+    family = tf.keras.optimizers if IS_KERAS_3 else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    optimizer = family.SGD(schedule)
     names = [name for name in ("_decayed_lr", "_get_current_learning_rate") if hasattr(optimizer, name)]
+    assert names
     wrapped = accum.GradientAccumulateOptimizer(optimizer, 2)
     var = tf.Variable([1.0])
     for _ in range(4):

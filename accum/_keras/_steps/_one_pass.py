@@ -251,11 +251,11 @@ class _Call:
     def what_meets(self) -> Optional[str]:
         """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
         parts = [part for part in _tf.models.parts_of_user(self._model) + self._functions if hasattr(part, "__dict__")]
-        before = _tf.random_ops.PythonState(parts)
+        before = _tf.python_state.PythonState(parts)
         graph = self.graph()
         has_drawn = before.has_moved(graph)  # or another thread has: two passes are exact
         if has_drawn:  # what only the first trace sets is no counter
-            before = _tf.random_ops.PythonState(parts)
+            before = _tf.python_state.PythonState(parts)
             graph = self.graph()
             has_drawn = before.has_moved(graph)
         graph = self.graph(directly=True) if calls_that_check(graph) else graph
