@@ -177,6 +177,7 @@ class Failing(tf.keras.Model):
         return super().train_step(data)
 
 
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("trains", ["fit", "train_on_batch"])
 @pytest.mark.parametrize("name", ["accum_steps", "micro_batch_size", "auto", "whole_batch"])
 def test_a_train_step_that_fails_in_its_first_trace_is_traced_again(name, trains):

@@ -313,6 +313,7 @@ def test_a_rule_that_fails_is_no_error_of_the_program(monkeypatch, caplog):
     assert model.history.history["loss"]
 
 
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "loss"}], ids=["metric", "loss"])
 def test_masked_time_steps_of_a_split_batch_of_a_cycle_are_no_meeting(options):
     layers = tf.keras.layers
@@ -331,6 +332,7 @@ def test_masked_time_steps_of_a_split_batch_of_a_cycle_are_no_meeting(options):
                 model.fit(words, words[:, :1], batch_size=12, verbose=0)
 
 
+@pytest.mark.tf("2.2")
 def test_the_learning_rate_is_that_of_the_inner_optimizer_by_whatever_method_it_is_read():
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     family = tf.keras.optimizers if IS_KERAS_3 else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
