@@ -285,7 +285,7 @@ def assert_same(ours, others):
         np.testing.assert_allclose(one, other, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("size", [3, 1])
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", OF_A_CONSTANT_SIZE, ids=lambda program: program.__name__)
 def test_a_loop_of_a_constant_number_of_examples_is_split(program, size):
     whole = trained(program, None)

@@ -436,7 +436,7 @@ def placeholders_of(name):
 
 
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("size", [1, 6, 20])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 6, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_rows_of_which_each_example_has_several_may_stand_apart(name, size):
     """Their index is (block * number of examples + example) * entries + entry."""

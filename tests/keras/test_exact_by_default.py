@@ -566,8 +566,17 @@ def checking_function():
     return checking.get_concrete_function(tf.TensorSpec([None, 8], tf.float32))
 
 
-@pytest.mark.parametrize("has_own_step", [False, True], ids=["", "own-step"])
-@pytest.mark.parametrize("name", sorted(CHECKS))
+IN_OWN_STEPS = ("fewer", "in order", "in a conditional", "wrong in a function")  # the others are slow there
+
+
+@pytest.mark.parametrize(
+    "name, has_own_step",
+    [pytest.param(name, False, id=name) for name in sorted(CHECKS)]
+    + [
+        pytest.param(name, True, id=f"{name}-own-step", marks=[] if name in IN_OWN_STEPS else pytest.mark.slow)
+        for name in sorted(CHECKS)
+    ],
+)
 def test_what_a_layer_asserts_is_asserted_of_the_whole_batch(name, has_own_step):
     check, holds = CHECKS[name]
 

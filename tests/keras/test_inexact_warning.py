@@ -239,7 +239,7 @@ def test_what_was_named_before_another_compile_is_named_again():
 def test_a_loss_is_named_after_each_compile():
     """Although the losses of those before are gone, and with them what they were known by."""
     model = from_model(functional(), 2)
-    for _ in range(24):
+    for _ in range(8):
         loss = lambda y, outputs: across(y, outputs)
         model.compile("sgd", loss, run_eagerly=True)
         with warned(category=accum.InexactWarning) as said:

@@ -901,7 +901,13 @@ def pairs(kernel, x):
 
 
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("how", [{}, {"whole_batch": "batch_norm"}], ids=["default", "barriers"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"whole_batch": "batch_norm"}, id="barriers", marks=pytest.mark.slow),
+    ],
+)
 def test_what_meets_is_found_in_every_call_of_the_same_function(how):
     """Eagerly, in the trace for a batch of another size, and on each replica."""
     kernel = tf.Variable(KERNEL)
