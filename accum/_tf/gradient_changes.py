@@ -2,7 +2,7 @@
 
 from typing import Callable, Container, List, Sequence, Set
 
-from accum._tf.op_walks import ancestors, gives_data, outermost
+from accum._tf.op_walks import OF_SHAPES, ancestors, gives_data, outermost
 from accum._tf.types import Gradient
 from accum._tf.version import tf
 
@@ -27,7 +27,8 @@ class _Ends(Container[tf.Operation]):
     def __contains__(self, op: object) -> bool:
         assert isinstance(op, tf.Operation)
         is_of_others = "_grad/" in op.name or is_of_tape(op)  # computed in another way, so not understood
-        return self._is_gradient(op) or is_of_others or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
+        is_end = op.type in LOOPS + ASKS_IF_FINITE or op.type in OF_SHAPES or "/pfor/" in op.name
+        return self._is_gradient(op) or is_of_others or is_end
 
 
 def is_of_tape(op: tf.Operation) -> bool:

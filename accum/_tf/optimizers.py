@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from accum._tf import layers
 from accum._tf.types import GradsAndVars
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
@@ -149,7 +150,11 @@ def without_loss_scale_of_another(optimizer: Any) -> Any:
     """Return the optimizer, which is within a `LossScaleOptimizer`, for one of its own.
 
     Keras 2 keeps the loss scale among what the inner optimizer tracks, so there it is a copy that has made no step. The
-    copy has what no config tells: a schedule itself, which may have no config, and what does not decay.
+    copy has what no config tells: the learning rate itself, which callbacks may set, what does not decay, what
+    transforms gradients, and plain attributes of a class of the user's.
+
+    Raises:
+      ValueError: a class of the user's can't be made from its config.
     """
     if IS_KERAS_3:
         return optimizer
@@ -163,13 +168,32 @@ def without_loss_scale_of_another(optimizer: Any) -> Any:
             config = optimizer.get_config()
         finally:
             held[key] = rate
-        made = type(optimizer).from_config(dict(config, learning_rate=rate))
+        made = _made_like(optimizer, dict(config, learning_rate=rate))
     else:
-        made = copy_of(optimizer)
+        made = _made_like(optimizer, optimizer.get_config())
+        shared = getattr(optimizer, "learning_rate", None)  # the variable, which is only created when it is asked for
+        if isinstance(shared, tf.Variable):
+            (made._hyper if hasattr(made, "_hyper") else vars(made))[key] = shared
+    is_of_user = not layers.comes_with_keras(type(optimizer))
     for name, value in vars(optimizer).items():
-        if name.startswith(("_exclude_from_weight_decay", "_include_in_weight_decay")):
+        is_plain = is_of_user and not name.startswith("_") and isinstance(value, (bool, int, float, str))
+        if is_plain or name.startswith(NOT_IN_CONFIG):
             setattr(made, name, value)
     return made
+
+
+NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_include_in_weight_decay", "gradient_transformers")
+"""Beginnings of the names of attributes that no config of Keras 2 tells."""
+
+
+def _made_like(optimizer: Any, config: Dict[str, Any]) -> Any:
+    try:
+        return type(optimizer).from_config(config)
+    except TypeError as error:
+        raise ValueError(
+            "An optimizer in a `LossScaleOptimizer` is made anew from its config: let `get_config` return all "
+            f"arguments of its class. Received: {optimizer!r}: {error}. [accum: loss-scale]"
+        ) from error
 
 
 def loss_scale_around(optimizer: Any, like: Any) -> Any:

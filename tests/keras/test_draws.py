@@ -1103,3 +1103,51 @@ def test_numbers_for_all_examples_that_each_batch_of_a_cycle_draws_anew_are_name
 def test_under_xla_numbers_for_all_examples_are_named_with_a_seed_too():
     tf.random.set_seed(3)
     assert said_of_numbers(together, accum_steps=2, compile_with={"jit_compile": True})
+
+
+class Multiplied(layers.Layer):
+    """Dropout, drawn by TensorFlow in Keras 3, too."""
+
+    def call(self, inputs):
+        return inputs * tf.cast(tf.random.uniform(tf.shape(inputs)) > 0.5, inputs.dtype)
+
+
+class UpdatedElsewhere(tf.keras.Model):
+    """Its train step calls none of the optimizers that the model knows."""
+
+    def __init__(self, net, optimizers):
+        super().__init__()
+        self.net, self.held = net, (lambda: optimizers)
+
+    def call(self, inputs):
+        return self.net(inputs)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.net(data[0], training=True) - data[1]) ** 2)
+        gradients = tape.gradient(loss, self.net.trainable_variables)
+        for optimizer in self.held():
+            optimizer.apply_gradients(zip(gradients, self.net.trainable_variables))
+        for gradient, var in zip(gradients, self.net.trainable_variables) if not self.held() else ():
+            var.assign_sub(0.0 * gradient)
+        return {"error": loss}
+
+
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("has_optimizer", [False, True], ids=["by-hand", "optimizer"])
+def test_each_batch_draws_anew_if_no_known_optimizer_makes_a_step(has_optimizer):
+    losses = []
+    for size in (5, BATCH):
+        set_seeds(1, anew=True)
+        inputs = tf.keras.Input((6,))
+        net = tf.keras.Sequential([inputs, layers.Dense(16, "relu"), Multiplied(), layers.Dense(1)])
+        optimizers = [tf.keras.optimizers.SGD(0.0)] if has_optimizer else []
+        for optimizer in optimizers:
+            getattr(optimizer, "build", lambda _: None)(net.trainable_variables)
+        model = UpdatedElsewhere(net, optimizers)
+        model(X[:1])
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
+        model.compile("sgd")
+        losses.append(model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, epochs=3, verbose=0).history["error"])
+    assert len({round(loss, 4) for loss in losses[0]}) == 3
+    np.testing.assert_allclose(*losses, rtol=2e-5)

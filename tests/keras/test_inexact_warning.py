@@ -346,3 +346,137 @@ def test_the_learning_rate_is_that_of_the_inner_optimizer_by_whatever_method_it_
     for name in names:
         arguments = [tf.float32] if name == "_decayed_lr" else []
         np.testing.assert_allclose(float(getattr(wrapped, name)(*arguments)), 0.025, rtol=1e-6)
+
+
+class Centred(layers.Layer):
+    """Takes the mean of the batch from each example."""
+
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+def behind(*before):
+    def make():
+        return tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4), *[one() for one in before], layers.Dense(2)])
+
+    return make
+
+
+def frozen():
+    return layers.BatchNormalization(trainable=False)
+
+
+class Adding(layers.Layer):
+    """Adds the loss that a function computes of what it gets."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def call(self, inputs):
+        self.add_loss(self.loss(inputs))
+        return inputs
+
+
+def contrast(hidden):
+    similar = tf.matmul(hidden, hidden, transpose_b=True)
+    labels = tf.range(tf.shape(similar)[0])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=similar))
+
+
+def of_positive(hidden):
+    counted = tf.cast(hidden > 0, tf.float32)
+    return tf.reduce_sum(counted * hidden**2) / (1.0 + tf.reduce_sum(counted))
+
+
+def divergence(hidden):
+    return tf.reduce_mean(tf.reduce_sum(tf.exp(hidden) - hidden - 1.0, axis=1))
+
+
+class ClipsAMean(tf.keras.Model):
+    """Divides its gradients by the number of examples, and clips them."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(data[0], training=True) - data[1]) ** 2)
+        number = tf.cast(tf.shape(data[0])[0], tf.float32)
+        gradients = [one / number for one in tape.gradient(loss, self.trainable_variables)]
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"error": loss / number}
+
+
+def clipping():
+    inputs = tf.keras.Input((3,))
+    return ClipsAMean(inputs, layers.Dense(2)(inputs))
+
+
+class Where(layers.Layer):
+    """Its output has the mask of those steps that are 1, or of the others."""
+
+    def __init__(self, is_one):
+        super().__init__()
+        self.is_one = is_one
+        self.supports_masking = True
+
+    def call(self, pair):
+        return tf.identity(pair[0])
+
+    def compute_mask(self, pair, mask=None):
+        compared = __import__("keras").ops if IS_KERAS_3 else tf
+        return compared.equal(pair[1], 1) if self.is_one else compared.not_equal(pair[1], 0)
+
+    def compute_output_shape(self, shapes):
+        return shapes[0]
+
+
+def masked(*are_one):
+    def make():
+        words = tf.keras.Input((5,), dtype="int32")
+        hidden = layers.Embedding(4, 3)(words)
+        outputs = [layers.Dense(2)(Where(is_one)([hidden, words])) for is_one in are_one]
+        return tf.keras.Model(words, outputs)
+
+    return make
+
+
+WORDS = np.random.RandomState(5).randint(0, 4, size=(16, 5))
+TAGS = tuple(np.random.RandomState(at).normal(size=(16, 5, 2)).astype("float32") for at in (6, 7))
+FEATURES = tuple(np.random.RandomState(at).normal(size=(16, at)).astype("float32") for at in (3, 2))
+SINCE_MASKS_COUNT = pytest.mark.tf("2.11", because="before, losses do not divide by what a mask leaves")
+NAMED = "examples-meet"
+
+
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize(
+    "make, loss, data, named",
+    [
+        pytest.param(behind(frozen, Centred), "mse", FEATURES, NAMED, id="behind a frozen batch norm"),
+        pytest.param(behind(frozen), "mse", FEATURES, None, id="a frozen batch norm"),
+        pytest.param(behind(lambda: Adding(contrast)), "mse", FEATURES, NAMED, id="added contrast"),
+        pytest.param(behind(lambda: Adding(contrast)), None, FEATURES, NAMED, id="nothing but added contrast"),
+        pytest.param(behind(lambda: Adding(of_positive)), "mse", FEATURES, NAMED, id="added mean of some"),
+        pytest.param(behind(lambda: Adding(divergence)), "mse", FEATURES, None, id="added mean"),
+        pytest.param(clipping, None, FEATURES, "accum: clipping", id="clipped mean"),
+        pytest.param(masked(True, False), "mse", (WORDS, TAGS), "loss-counts", id="masks", marks=SINCE_MASKS_COUNT),
+        pytest.param(masked(True, True), "mse", (WORDS, TAGS), None, id="same masks", marks=SINCE_MASKS_COUNT),
+        pytest.param(
+            behind(), lambda: tf.keras.losses.CosineSimilarity(axis=0), FEATURES, "loss-counts", id="first axis"
+        ),
+    ],
+)
+def test_a_cycle_that_ends_elsewhere_is_named_and_no_other(make, loss, data, named):
+    ended = []
+    for accum_steps in (None, 4):
+        model = make()
+        random = np.random.RandomState(1)
+        model.set_weights([random.uniform(0.2, 1.0, size=weight.shape) for weight in model.get_weights()])
+        if accum_steps:
+            model = accum.GradientAccumulateModel.from_model(model, accum_steps)
+        model.compile(tf.keras.optimizers.SGD(0.1), loss() if callable(loss) else loss)
+        with warned(category=accum.InexactWarning) as said:
+            model.fit(tf.data.Dataset.from_tensor_slices(data).batch(4 if accum_steps else 16), verbose=0)
+        ended.append(model.get_weights())
+    assert [named in line for line in said] == [True] if named else not said
+    apart = max(np.abs(one - other).max() for one, other in zip(*ended))
+    assert apart > 1e-4 if named else apart < 2e-6

@@ -854,3 +854,18 @@ def test_a_mean_loss_with_regularization_warns_of_nothing(options):
     model.compile("sgd", "mse", run_eagerly=True)
     with silent():
         model.fit(X[:40], Y[:40], batch_size=5 if "accum_steps" in options else BATCH, verbose=0)
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_weights_of_batches_do_not_weigh_the_parts_of_a_batch(accum_steps):
+    """Batches count alike; of eight examples, parts have two, three and three."""
+    x, y = (np.random.RandomState(at).normal(size=(16, at)).astype("float32") for at in (3, 1))
+    finals = []
+    for options in ({}, {"accum_steps": accum_steps, "micro_batch_size": 3, "micro_batch_weight": "equal"}):
+        model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=8 if options else 8 * accum_steps, shuffle=False, verbose=0)
+        finals.append(model.get_weights())
+    assert_near(*finals)

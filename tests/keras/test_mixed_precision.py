@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from loss_scales import HAS_PUBLIC_CLASS, apply_scaled, loss_scale_optimizer, scaled_loss
-from optimizers import EAGER_AND_TRACED, decays, families, mainly
+from optimizers import EAGER_AND_TRACED, decays, families, legacy_family, mainly
 from versions import IS_KERAS_3
 
 import accum
@@ -197,6 +197,80 @@ def test_what_is_excluded_from_weight_decay_does_not_decay_within_a_loss_scale(m
     ours, full = trained_as_compiled(optimizer(True), how), trained_as_compiled(optimizer(True), None)
     assert_near(ours, full)
     assert np.abs(full[1] - trained_as_compiled(optimizer(False), None)[1]).max() > 1e-3
+
+
+def halving(factor):
+    """An optimizer of a class that has an attribute which no config tells."""
+    base = tf.keras.optimizers.SGD
+
+    class Halving(base):
+        factor = 1.0
+
+        if IS_KERAS_3:
+
+            def apply(self, grads, *args, **kwargs):
+                return super().apply([self.factor * grad for grad in grads], *args, **kwargs)
+
+        else:
+
+            def apply_gradients(self, grads_and_vars, *args, **kwargs):
+                changed = [(self.factor * grad, var) for grad, var in grads_and_vars]
+                return super().apply_gradients(changed, *args, **kwargs)
+
+    optimizer = Halving(0.1)
+    optimizer.factor = factor
+    return optimizer
+
+
+def transforming(factor):
+    change = lambda grads_and_vars: [(factor * grad, var) for grad, var in grads_and_vars]
+    return legacy_family().SGD(0.1, gradient_transformers=[change])
+
+
+TRANSFORMERS = pytest.mark.tf("2.4", because="there are no `gradient_transformers` before")
+
+
+@pytest.mark.law("L1", "L10")
+@pytest.mark.parametrize("how", ["compile", "from_model"])
+@pytest.mark.parametrize(
+    "make", [halving, pytest.param(transforming, marks=TRANSFORMERS)], ids=["attribute", "transformers"]
+)
+def test_what_no_config_tells_is_that_of_the_optimizer_within_a_loss_scale(make, how):
+    if make is transforming and IS_KERAS_3:
+        pytest.skip("optimizers of Keras 3 take no `gradient_transformers`")
+    ours, full = (trained_as_compiled(loss_scale_optimizer(make(0.5), 64.0), way) for way in (how, None))
+    assert_near(ours, full)
+    assert np.abs(full[0] - trained_as_compiled(loss_scale_optimizer(make(1.0), 64.0), None)[0]).max() > 1e-3
+
+
+@pytest.mark.law("L17")
+@pytest.mark.tf("2.2", keras=2, because="an optimizer of Keras 3 is not made anew")
+def test_an_optimizer_that_can_t_be_made_from_its_config_is_refused_by_name():
+    class Scaled(tf.keras.optimizers.SGD):
+        def __init__(self, factor, **kwargs):
+            super().__init__(**kwargs)
+            self.factor = factor
+
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
+    with pytest.raises(ValueError, match="let `get_config` return all arguments of its class.*loss-scale"):
+        model.compile(loss_scale_optimizer(Scaled(0.5), 64.0), "mse")
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family", families())
+def test_the_learning_rate_may_be_set_by_the_optimizer_that_was_passed(mixed_float16, family):
+    """As callbacks do that have it; Keras puts a loss scale around it, and Keras 2 has to make another one."""
+    optimizer = family.SGD(0.1)
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+    optimizer.learning_rate.assign(0.0)
+    before = model.get_weights()
+    model.fit(0.01 * X, 0.01 * Y, batch_size=20, verbose=0)  # which does not overflow
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    optimizer.learning_rate.assign(0.1)
+    model.fit(0.01 * X, 0.01 * Y, batch_size=20, verbose=0)
+    assert np.abs(model.get_weights()[0] - before[0]).max() > 1e-6
 
 
 @pytest.mark.law("L10")

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from optimizers import mainly
+from versions import TF_VERSION
 from warned import silent
 
 import accum
@@ -113,6 +114,33 @@ def test_a_size_that_is_set_later_is_as_exact_as_one_that_was_given():
         with silent():
             one.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
     assert_near(model.get_weights(), plain.get_weights())
+
+
+class SizeOfEpochs(tf.keras.callbacks.Callback):
+    """Sets the size in the middle of an epoch, and before evaluation."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.micro_batch_size = 3 + batch
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.model.micro_batch_size = 7
+
+
+@pytest.mark.law("L18")
+def test_a_callback_may_set_the_size():
+    inner = net()
+    model = tf.keras.Sequential([tf.keras.Input((3,)), Sizes()] + inner.layers)
+    plain, model = net(), accum.GradientAccumulateModel.from_model(model, micro_batch_size=6)
+    for one in (plain, model):
+        one.compile("sgd", "mse")
+    Sizes.seen.clear()
+    histories = [
+        one.fit(X, Y, batch_size=12, epochs=2, shuffle=False, validation_data=(X, Y), verbose=0, callbacks=more)
+        for one, more in ((plain, []), (model, [SizeOfEpochs()]))
+    ]
+    assert TF_VERSION < (2, 3) or set(Sizes.seen) > {6, 3, 4, 7}  # there, `fit` keeps the function that it began with
+    assert_near(model.get_weights(), plain.get_weights())
+    np.testing.assert_allclose(histories[1].history["val_loss"], histories[0].history["val_loss"], rtol=2e-5)
 
 
 @pytest.mark.law("L17")

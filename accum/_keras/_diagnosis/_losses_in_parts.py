@@ -1,5 +1,6 @@
 """Which compiled losses of a part of the full batch are no mean over its examples? (law L5)"""
 
+import contextlib
 from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
@@ -8,11 +9,12 @@ from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norms_of
+from accum._keras._diagnosis._moved_state import handle_of, moving_means
 from accum._keras._diagnosis._seen import Seen
 from accum._keras._diagnosis._sums import BY_REDUCTION, BY_SUM
-from accum._keras._steps._one_pass import ACROSS_EXAMPLES, call_of_any_size, name_of, names_of
+from accum._keras._steps._one_pass import ACROSS_EXAMPLES, call_of_any_size, is_along_last_axis, name_of, names_of
 from accum._keras._steps._reporting_loss import ReportingLoss, SeenLoss
-from accum._tf import tf
+from accum._tf import Nested, tf
 
 MEETINGS = frozenset(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Equal", "MatMul", "SquaredDifference", "Sub"])
 """Types of operations that compare each example with all others, where they meet in one of two of their tensors."""
@@ -74,41 +76,60 @@ def _words(is_trimmed: bool) -> Tuple[str, str]:
 
 @_check.rule
 def warn_of_network_of_batch(seen: Seen) -> None:
-    """Warn once if examples provably meet in the network whose losses have just been computed, in a traced train step.
+    """Warn once if examples provably meet in a network, or in a loss that a layer adds, in a train step just traced.
 
     Of batch normalisation there are warnings of their own.
     """
     model = seen.model
-    if not seen.is_in_parts:
+    if not seen.is_in_parts or tf.executing_eagerly():
         return
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
     outputs = container.outputs.get(_replicas.replica_number()) if isinstance(container, ReportingLoss) else None
-    if not outputs or tf.executing_eagerly() or batch_norms_of(model) or _tf.batch_norm.batch_norms_in(model):
+    adds_losses = bool(_tf.steps.added_losses(model))
+    if not (outputs or adds_losses) or not model._accum.is_first_time("network"):
         return
-    if not model._accum.is_first_time("network"):
-        return
-    graph, x = outputs[0].graph, _tf.losses.unpack_data(seen.data)[0]
-    leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
-    is_split = _step_context.of_model(model).calls is not None  # then the graph is that of loops over micro-batches
     try:
-        found = None if is_split else _found_in(graph, leaves, outputs)
-    except _rows.ConstantBatchSize:  # in a graph for batches of this size alone, nothing is proven
-        found = None
-    if found is None:
-        try:
-            graph, leaves, outputs = call_of_any_size(model, x)
-            found = _found_in(graph, leaves, outputs)
-        except Exception:  # of what can't be looked at, nothing is proven
-            return
-    met = [*found.meets, *found.reduces]
-    if met and not found.unruled and any(found.level(output.name) > 0 for output in outputs):
+        met = _met_in_network(model, _tf.losses.unpack_data(seen.data)[0], outputs or [], adds_losses)
+    except Exception:  # of what can't be looked at, nothing is proven
+        return
+    if met:
         parts, instead = _words(seen.is_trimmed)
         _check.warn(
-            f"The examples of a batch meet in the network, and each {parts} has only some of those of the full batch, "
-            f"so the update differs: pass {instead}. Received: "
+            "The examples of a batch meet in the network, or in a loss that a layer adds, and each "
+            f"{parts} has only some of those of the full batch, so the update differs: pass {instead}. Received: "
             f"operations {_check.shown(met)}. [accum: examples-meet]",
             _check.InexactWarning,
         )
+
+
+def _met_in_network(model: tf.keras.Model, x: Nested, outputs: List[tf.Tensor], adds_losses: bool) -> List[str]:
+    """Return the names of operations in which examples meet, none if a batch normalisation runs as in training.
+
+    Args:
+      model: the model.
+      x: its inputs.
+      outputs: those of which compiled losses were computed.
+      adds_losses: whether layers add losses.
+    """
+    found, added = None, []  # type: Optional[_rows.Analysis], List[tf.Tensor]
+    if outputs and not adds_losses and _step_context.of_model(model).calls is None:  # the graph is not that of loops
+        graph = outputs[0].graph
+        leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
+        with contextlib.suppress(_rows.ConstantBatchSize):  # in a graph for one size, nothing is proven
+            found = _found_in(graph, leaves, outputs)
+    if found is None:
+        graph, leaves, outputs, added = call_of_any_size(model, x)
+        found = _found_in(graph, leaves, outputs)
+    changed = _tf.op_walks.changed_outside(graph)
+    if any(id(handle_of(mean)) in changed for _, mean in moving_means(model)):
+        return []
+    if any(layer.trainable for layer in batch_norms_of(model)):
+        return []
+    meets = not found.unruled and any(found.level(output.name) > 0 for output in outputs)
+    met = [*found.meets, *found.reduces] if meets else []
+    of_added = _found_in(graph, leaves, added)
+    ops = _tf.op_walks.ancestors([loss.op for loss in added])
+    return met + [op.name for op in ops if of_added.verdict(op.name) and _compares(of_added, op)]
 
 
 def _found_in(graph: tf.Graph, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> _rows.Analysis:
@@ -118,7 +139,8 @@ def _found_in(graph: tf.Graph, inputs: Sequence[tf.Tensor], outputs: Sequence[tf
 
 def _ways_to_differ(call: SeenLoss) -> Set[str]:
     """Return in which ways a compiled loss is proven to be no mean over examples and their elements."""
-    loss, is_of_keras = call.loss, _tf.losses.is_of_keras(call.loss) and not names_of(call.loss) & ACROSS_EXAMPLES
+    loss, may_be_apart = call.loss, is_along_last_axis(call.loss) and not names_of(call.loss) & ACROSS_EXAMPLES
+    is_of_keras = _tf.losses.is_of_keras(loss) and may_be_apart
     if not _tf.layers.comes_with_keras(type(loss).__call__) or (is_of_keras and not _has_unknown_steps(call.output)):
         return set()
     inputs: List[tf.Tensor] = []

@@ -41,7 +41,7 @@ class StateWatch:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._before: List[np.ndarray] = []
         if self._graph is None:
-            self._norms = [var for _, var in _moving_means(model)]
+            self._norms = [var for _, var in moving_means(model)]
             self._before = [_tf.variables.native(var).numpy() for var in self._variables + self._norms]
         else:
             self._count = len(self._graph.get_operations())
@@ -59,7 +59,7 @@ class StateWatch:
             now = [_tf.variables.native(var).numpy() for var in watched]
             moved = {id(var) for var, old, new in zip(watched, self._before, now) if not np.array_equal(old, new)}
             changed = [var for var in self._variables if id(var) in moved]
-            norms = [layer for layer, var in _moving_means(self._model) if id(var) in moved]
+            norms = [layer for layer, var in moving_means(self._model) if id(var) in moved]
         else:
             graph, ops = self._graph, self._graph.get_operations()[self._count :]
             handles = _tf.op_walks.assigned_handles(graph, ops)
@@ -67,9 +67,9 @@ class StateWatch:
                 internals_of(_tf.optimizers.without_loss_scale(one)).cycle for one in self._model._accum.optimizers
             ]
             clocks = [var for cycle in cycles for var in (cycle.counter.has_stepped, cycle.state.micro_step)]
-            in_branches = _tf.op_walks.assigned_in_branches(graph, ops, [_handle_of(var) for var in clocks])
+            in_branches = _tf.op_walks.assigned_in_branches(graph, ops, [handle_of(var) for var in clocks])
             inside_of = {id(outside): inside for outside, inside in _tf.op_walks.captures_of(graph)}
-            inside = {id(var): inside_of.get(id(_handle_of(var))) for var in self._variables}
+            inside = {id(var): inside_of.get(id(handle_of(var))) for var in self._variables}
             changed = [var for var in self._variables if id(inside[id(var)]) in handles]
             is_settled = _tf.graph_parts.is_settled_at_once  # the next micro-batch finds it as the full batch would
             changed = [var for var in changed if not is_settled(graph, ops, inside[id(var)])]
@@ -80,8 +80,8 @@ class StateWatch:
                 and not any(cycle.accumulator_of(_tf.variables.native(var)) for cycle in cycles)
             ]
             changed += self._held_elsewhere(_tf.op_walks.assigned_variables(graph, beside(self._count)))
-            means = _moving_means(self._model)
-            norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
+            means = moving_means(self._model)
+            norms = [layer for layer, var in means if id(inside_of.get(id(handle_of(var)))) in handles]
         _warn_of(self._model, _names_of(changed))
         _note_batch_norms(self._model, norms)
 
@@ -95,8 +95,8 @@ class StateWatch:
         known += [] if weight is None else [weight]
         for optimizer in self._model._accum.optimizers:  # loss scales, which count steps
             known += _tf.inner_optimizer.variables_of(optimizer)
-        handles = {id(_handle_of(var)) for var in known}
-        others = [var for var in variables if id(_handle_of(var)) not in handles]
+        handles = {id(handle_of(var)) for var in known}
+        others = [var for var in variables if id(handle_of(var)) not in handles]
         return [var for var in others if not _tf.variables.is_sum(var)]  # such as those of a metric of Keras
 
 
@@ -106,19 +106,19 @@ def warn_of_moved(seen: Seen) -> None:
     model, moved = seen.model, {id(handle) for handle in seen.handles}
     if moved:
         _warn_of(model, names_of_moved(model, seen.handles))
-        _note_batch_norms(model, [layer for layer, var in _moving_means(model) if id(_handle_of(var)) in moved])
+        _note_batch_norms(model, [layer for layer, var in moving_means(model) if id(handle_of(var)) in moved])
 
 
 def names_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> List[str]:
     """Return the names of variables, given their handles, but for those of metrics, batch norms and random numbers."""
     moved = {id(handle) for handle in handles}
-    changed = [var for var in _candidates(model) if id(_handle_of(var)) in moved] if moved else []
-    others = len(moved - {id(_handle_of(var)) for var in [*_expected(model), *changed]}) if moved else 0
+    changed = [var for var in _candidates(model) if id(handle_of(var)) in moved] if moved else []
+    others = len(moved - {id(handle_of(var)) for var in [*_expected(model), *changed]}) if moved else 0
     more = [f"{others} that no attribute of the model or of a layer holds"] if others else []
     return _names_of(changed) + more
 
 
-def _moving_means(model: tf.keras.Model) -> List[Tuple[tf.keras.layers.Layer, tf.Variable]]:
+def moving_means(model: tf.keras.Model) -> List[Tuple[tf.keras.layers.Layer, tf.Variable]]:
     """Return (layer, its moving mean) for the batch normalisation that moves it at each call in training."""
     layers = [layer for layer in _tf.batch_norm.batch_norms_in(model) if not _tf.batch_norm.is_accumulating(layer)]
     return [(layer, layer.moving_mean) for layer in layers if getattr(layer, "moving_mean", None) is not None]
@@ -183,7 +183,7 @@ def _goes_on(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     return accum_steps > 1 and int(optimizer.micro_step) == 0
 
 
-def _handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
+def handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
     return getattr(_replicas.local_variable(_tf.variables.native(var)), "handle", None)
 
 

@@ -94,6 +94,7 @@ class ModelAccumulation:
       gate_variables: the `GateVariables` of "auto", or None.
       probed: the variable that counts the batches with padding since the last `compile`, as `probe` does, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
+      idle_steps: how many steps of a batch that is split made no step of a known optimizer, but drew; None if unknown.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       batch_norms_in_training: names of the batch normalisation layers of Keras that a step has run in training.
@@ -126,6 +127,7 @@ class ModelAccumulation:
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
         self.start_of_seed: Optional[tf.Variable] = None
+        self.idle_steps: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
         self.gate_variables: Optional["GateVariables"] = None
         self.begin_anew()
@@ -246,6 +248,8 @@ class ModelAccumulation:
         self.weight.create()
         if self.size.fixed is not None:
             self.largest_batch.create()
+        if self.idle_steps is None and self.size.splits:
+            self.idle_steps = _tf.variables.new_counter("idle_steps")
 
     def create_start_of_seed(self) -> None:
         """Create `start_of_seed`, if there is none."""

@@ -334,8 +334,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         self._accum.steps.replace()
         self._accum.traces.clear()
         _tf.graphs.forget_traces(self)
-        for name in ("train_function", "test_function", "predict_function"):
-            setattr(self, name, None)
+        with self.distribute_strategy.scope():
+            for name in ("train_function", "test_function", "predict_function"):
+                is_in_use = getattr(self, name, None) is not None
+                setattr(self, name, None)
+                if is_in_use:  # perhaps by the `fit` in which a callback sets the size
+                    getattr(self, f"make_{name}")()
 
     def compile(self, *args: object, **kwargs: object) -> None:
         """Wrap each optimizer, and compile with the `compile` of the model's class.

@@ -53,6 +53,7 @@ class BatchDraws:
         self._drawn = 0  # how many operations of the calls over the whole batch
         self.done: Nested = None
         self._draws: Any = None
+        self._has_drawn = False  # in a step
         self._own_seeds: List[tf.Variable] = []
         self._seeds: List[tf.Variable] = []  # also that of what is drawn without a seed
         self._before: List[tf.Tensor] = []
@@ -103,14 +104,38 @@ class BatchDraws:
         drawn = uniform_seed()
         if self._is_eager or not self._is_training:
             return drawn
+        self._has_drawn = True
         with _tf.variables.on_host():
-            step = tf.add_n([number_of_step(optimizer) for optimizer in self._optimizers])
+            step = self._steps()
+            idle = None if self._cycle is not None else self._model._accum.idle_steps
+            if idle is not None:
+                step += _replicas.local_variable(idle).read_value() * 2**20
             if self._compiled or self._offset is None:  # then no other places are known than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
                 step += tf.cast(_replicas.number_among_all(), tf.int64)
             graph_seed = _tf.random_ops.seed_of_graph()
             return tf.stack([drawn[0] if graph_seed is None else tf.constant(graph_seed, tf.int64), step])
+
+    def _steps(self) -> tf.Tensor:
+        return tf.add_n([number_of_step(optimizer) for optimizer in self._optimizers])
+
+    @contextlib.contextmanager
+    def counting_idle_steps(self) -> Iterator[None]:
+        """Count the train step in this context if no optimizer that the model knows makes a step in it.
+
+        The next one draws other numbers all the same, as where the weights are updated by hand.
+        """
+        idle = self._model._accum.idle_steps
+        if self._is_eager or not self._is_training or self._cycle is not None or idle is None:
+            yield
+            return
+        before = self._steps()
+        yield
+        if self._has_drawn:
+            with _tf.variables.on_host():
+                is_idle = tf.cast(tf.equal(self._steps(), before), tf.int64)
+                _replicas.local_variable(idle).assign_add(is_idle)
 
     def base(self) -> tf.Tensor:
         """Return how many examples of the cycle were before those of this replica, an int64 scalar tensor."""

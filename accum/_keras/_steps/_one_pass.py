@@ -70,16 +70,20 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
         return f"a call that can't be looked at ({type(error).__name__}: {error})"
 
 
-def call_of_any_size(model: tf.keras.Model, x: Nested) -> Tuple[tf.Graph, List[tf.Tensor], List[tf.Tensor]]:
+def call_of_any_size(
+    model: tf.keras.Model, x: Nested
+) -> Tuple[tf.Graph, List[tf.Tensor], List[tf.Tensor], List[tf.Tensor]]:
     """Trace the call of a model in training, which is not split, for any number of examples.
 
     Returns:
-      (graph, inputs, outputs)
+      (graph, inputs, outputs, losses that layers add)
     """
     call = _Call(model, x, None, None, True, [], [], [])
-    with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None):
+    with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None), _tf.steps.keeping_added_losses(
+        model
+    ):
         graph = call.graph()
-    return graph, call.inputs, call.rows[: call.outputs]
+    return graph, call.inputs, call.rows[: call.outputs], call._others
 
 
 def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
@@ -189,6 +193,11 @@ def may_be_apart(one: Any) -> bool:
     plain = {name.replace("_", "").lower() for name in names_of(one)}
     if plain & ACROSS_EXAMPLES.union(BY_LABELS) and _tf.losses.is_of_keras(one):
         return False
+    return is_along_last_axis(one)
+
+
+def is_along_last_axis(one: Any) -> bool:
+    """Whether a loss or metric reduces the last axis, or none that it is told."""
     return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
 
 

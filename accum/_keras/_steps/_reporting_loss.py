@@ -8,7 +8,7 @@ import numpy as np
 from accum import _tf
 from accum._engine import _replicas
 from accum._keras import _step_context
-from accum._keras._steps._added_losses import is_of_no_example, sources
+from accum._keras._steps._added_losses import is_of_no_example
 from accum._tf import Nested, tf
 from accum._tf.types import KerasContainer
 
@@ -158,7 +158,8 @@ def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
     if tf.executing_eagerly():
         shares = [1.0 if one is None else float(tf.reduce_mean(one)) for one in counted]
         return np.allclose(shares, shares[0])
-    return len({None if one is None else sources(one) for one in counted}) == 1
+    first, *others = [one for one in counted if one is not None]
+    return None not in counted and all(_tf.op_walks.are_alike(first, one, but_for_shapes=True) for one in others)
 
 
 # Operations whose gradient reaches all their inputs alike, so that their output is a sum of terms, perhaps scaled.

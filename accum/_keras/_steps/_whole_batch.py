@@ -699,8 +699,8 @@ class WholeBatchStep(SplitStep):
     """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches."""
 
     @contextlib.contextmanager
-    def _calling(self, name: str, data: Data) -> Iterator[None]:
-        """Let calls of the model be split in this context, in the step `name` of a batch."""
+    def _calling(self, name: str, data: Data) -> Iterator[BatchDraws]:
+        """Let calls of the model be split in this context, in the step `name` of a batch, and yield what it draws."""
         count = largest_count(data)
         model = self._model
         optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
@@ -719,7 +719,7 @@ class WholeBatchStep(SplitStep):
             calls.of_layer
         ), _tf.watching.checking_gradients(calls.require_sources):
             with _step_context.entering(model, calls=calls), self._naming_kept_tensors(step):
-                yield
+                yield draws
         if not calls.is_used:
             self._warn_of_none(step)
         if (
@@ -766,7 +766,7 @@ class WholeBatchStep(SplitStep):
         self._check_batch_norms()
         if gate is not None:
             self._refuse_loss_scale_on_replicas()
-        with self._calling("train_step", data), self._without_sums_of_one():
+        with self._calling("train_step", data) as draws, self._without_sums_of_one(), draws.counting_idle_steps():
             logs, _ = self._steps.run_train(data, weighs_replicas=self._weighs_replicas, gate=gate)
         return logs
 
