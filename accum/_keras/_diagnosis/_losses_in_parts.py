@@ -1,7 +1,7 @@
 """Which compiled losses of a part of the full batch are no mean over its examples? (law L5)"""
 
 import contextlib
-from typing import Any, Dict, List, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -111,7 +111,8 @@ def _met_in_network(model: tf.keras.Model, x: Nested, outputs: List[tf.Tensor], 
       outputs: those of which compiled losses were computed.
       adds_losses: whether layers add losses.
     """
-    found, added = None, []  # type: Optional[_rows.Analysis], List[tf.Tensor]
+    found: Optional[_rows.Analysis] = None
+    added: List[tf.Tensor] = []
     if outputs and not adds_losses and _step_context.of_model(model).calls is None:  # the graph is not that of loops
         graph = outputs[0].graph
         leaves = [leaf for leaf in tf.nest.flatten(x) if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
