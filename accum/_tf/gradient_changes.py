@@ -3,6 +3,7 @@
 from typing import Callable, Container, List, Sequence, Set
 
 from accum._tf.op_walks import OF_SHAPES, ancestors, gives_data, outermost
+from accum._tf.random_ops import DRAWING
 from accum._tf.types import Gradient
 from accum._tf.version import tf
 
@@ -37,7 +38,7 @@ def is_of_tape(op: tf.Operation) -> bool:
 
 
 def nonlinear_changes(gradients: Sequence[Gradient], is_gradient: Callable[[tf.Operation], bool]) -> List[tf.Operation]:
-    """Return the ops, not linear, by which gradients have been changed, in the order in which they were computed.
+    """Return the ops, not linear or random, by which gradients have been changed, in the order of their creation.
 
     Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and
     all of it where the way back from gradients leads to data, and so through the loss: what follows other gradients
@@ -67,7 +68,9 @@ def nonlinear_changes(gradients: Sequence[Gradient], is_gradient: Callable[[tf.O
     ops = ancestors(last, ends, sources=sources_of)
     for op in ops if not any(map(gives_data, ops)) else ():
         sources = sources_of(op)
-        if any(map(is_of_gradients, sources)):
+        if op.type in DRAWING:  # noise, of which the mean would have less
+            found.append(op)
+        elif op.type not in OF_SHAPES and any(map(is_of_gradients, sources)):
             changing.add(op)
             if op.type in NONLINEAR and (op.type not in CHOICES or is_of_gradients(sources[0])):
                 found.append(op)

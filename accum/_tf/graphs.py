@@ -204,16 +204,21 @@ def _scope_store() -> Any:
 
 
 @contextlib.contextmanager
-def unrecorded(collection: str) -> Iterator[None]:
+def unrecorded(collection: str) -> Iterator[List[Any]]:
     """Discard additions to a collection of the graph in this context; the graphs of conditionals share collections.
 
     A MetaGraph can't store the executions that a `tf.CriticalSection` records, nor an op inside a conditional.
+
+    Yields:
+      A list, which has what was added when the context ends.
     """
-    before = list(tf.compat.v1.get_collection(collection))
+    before, added = list(tf.compat.v1.get_collection(collection)), []  # type: List[Any], List[Any]
     try:
-        yield
+        yield added
     finally:
-        tf.compat.v1.get_collection_ref(collection)[:] = before
+        recorded = tf.compat.v1.get_collection_ref(collection)
+        added += [one for one in recorded if not any(one is other for other in before)]
+        recorded[:] = before
 
 
 def record_train_op(op: tf.Operation) -> None:

@@ -1,6 +1,6 @@
 """Find state that a micro-batch leaves to the next one, such as that of a stateful cell, and steps made in between."""
 
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
@@ -144,8 +144,23 @@ class _Sums:
         return not self._data.isdisjoint(_tf.op_walks.ancestors([value.op]))
 
 
-def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
-    """Return the names of variables that `ops` read and that other ops assign, from data that `ops` use too."""
+def assigned_behind(tensors: Sequence[tf.Tensor], last: int, others: Set[tf.Operation]) -> List[str]:
+    """Return the names of variables that tensors depend on and that `others`, created later, assign from the same data.
+
+    Args:
+      tensors: gradients and losses.
+      last: number of the last train op in the order of creation; `warn_of_carried_state` has seen what was before it.
+      others: operations.
+    """
+    ops = _tf.op_walks.ancestors([tensor.op for tensor in tensors], with_control=True)
+    later = [op for op in others if _tf.graphs.creation_order(op) > last]
+    return _assigned_beside(ops, averages_of_layers(tf.compat.v1.get_default_graph()), set(later))
+
+
+def _assigned_beside(
+    ops: Sequence[tf.Operation], averages: Sequence[Average], among: Optional[Set[tf.Operation]] = None
+) -> List[str]:
+    """Return the names of variables that `ops` read and that others assign, `among` some, from data that `ops` use."""
     own_ops, data = set(ops), {op for op in ops if _tf.op_walks.gives_data(op)}
     trained = {id(var) for var in tf.compat.v1.trainable_variables()}
     read = {id(owner): var for var in _variables() for owner in [getattr(var, "handle", var).op] if owner in own_ops}
@@ -158,6 +173,7 @@ def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -
         op for op in outside if op.type in _tf.gradient_changes.ASKS_IF_FINITE
     }  # which move a dynamic loss scale, and that cancels
     assigns = [op for op in outside if _tf.op_walks.changes_variable(op) and op not in of_layers]
+    assigns = [op for op in assigns if among is None or op in among]
     others = [op for op in assigns if op not in own_ops and id(_tf.op_walks.entered(op.inputs[0]).op) in read]
     names: Set[str] = set()
     for op in others:

@@ -65,17 +65,19 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
     grads = tf.nest.flatten([grad for grad, _ in listed if grad is not None], expand_composites=True)
     used = set(_tf.op_walks.ancestors([grad.op for grad in grads]))
     changing: Set[tf.Operation] = set()  # of gradients
-    for op in tf.compat.v1.get_default_graph().get_operations()[before:]:
+    created = tf.compat.v1.get_default_graph().get_operations()[before:]
+    for op in created:
         sources = [tensor.op for tensor in op.inputs]
         if not DIFFERENTIATES.search(op.name) and any(
             one in changing or DIFFERENTIATES.search(one.name) for one in sources
         ):
             changing.add(op)
     kinds = {op.type for op in changing & used} & _tf.gradient_changes.NONLINEAR
+    kinds |= {op.type for op in used.intersection(created)} & _tf.random_ops.DRAWING
     if kinds:
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. In a full batch, "
-            "nonlinear changes such as clipping act on the mean gradient: leave them out there, and pass them as "
+            "clipping, noise and whatever is not linear act on the mean: leave them out there, and pass them as "
             f"`transform=` to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type "
             f"{sorted(kinds)}. [accum: clipping]",
             _check.InexactWarning,
@@ -109,8 +111,8 @@ def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     if found:
         _check.warn(
             "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
-            "receives them. In a full batch, nonlinear changes such as clipping act on the mean gradient: leave them "
-            "out there, and pass them as `transform=` to the `AccumOptimizer`. Received: operations of type "
+            "receives them. In a full batch, clipping, noise and whatever is not linear act on the mean gradient: "
+            "leave them out there, and pass them as `transform=` to the `AccumOptimizer`. Received: operations of type "
             f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
             _check.InexactWarning,
         )

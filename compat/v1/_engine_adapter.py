@@ -26,6 +26,13 @@ NOT_COUNTED = (
 )
 
 
+SUMMARIES_OF_STEPS = (
+    "A summary that `transform`, a function passed to `after_step`, or the inner optimizer makes exists only where the "
+    "step is made, so it can't be merged with others, and is left out of their collection: assign the value there to a "
+    "variable that is not trainable, and make the summary of that variable elsewhere. [accum: step-summary]"
+)
+
+
 class GraphAdapter(OptimizerAdapter):
     """Lets the engine use the optimizer of a static graph.
 
@@ -61,6 +68,7 @@ class GraphAdapter(OptimizerAdapter):
         self._ops_before_step = 0
         self._is_local = is_local
         self._first_step: Optional[FirstCall] = None
+        self._has_told_of_summaries = False
 
     @contextlib.contextmanager
     def group_of_state(self) -> Iterator[None]:
@@ -156,8 +164,11 @@ class GraphAdapter(OptimizerAdapter):
         # Each train op and flush calls the inner optimizer's `apply_gradients`. Optimizers of BERT's family call
         # `get_variable` there, which would fail the second time, or make other moments in another scope.
         self.begin_step()
-        with self.same_variables():
+        with _tf.graphs.unrecorded(tf.compat.v1.GraphKeys.SUMMARIES) as summaries, self.same_variables():
             yield
+        if summaries and not self._has_told_of_summaries:
+            self._has_told_of_summaries = True
+            _check.warn(f"{SUMMARIES_OF_STEPS} Received: {[one.op.name for one in summaries]}.")
         graph = tf.compat.v1.get_default_graph()
         steps = _STEPS.setdefault(graph, [])
         steps.append(range(self._ops_before_step, len(graph.get_operations())))

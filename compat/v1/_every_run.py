@@ -5,7 +5,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._engine._replicas import local_variable
-from accum._tf import tf
+from accum._tf import GradsAndVars, tf
+from accum.compat.v1._carried_state import BESIDE, assigned_behind
 from accum.compat.v1._engine_adapter import ops_outside_of_steps
 from accum.compat.v1._update_ops import Average, averages_of_layers
 
@@ -32,6 +33,12 @@ AVERAGES_OF_WEIGHTS = (
     "average.apply(variables))`, before the train op. [accum: averages-of-weights]"
 )
 
+CHANGED_WEIGHTS = (
+    "Trained variables change in each run, so with every micro-batch, beside the optimizer, such as by a weight decay: "
+    "let a function that you pass to `after_step` of the `AccumOptimizer` change them, before the train op is created. "
+    "[accum: averages-of-weights]"
+)
+
 COUNTER = (
     "is advanced with every micro-batch, and the step reads it, such as for its learning rate, which therefore changes "
     "`accum_steps` times too fast: pass it as `global_step` to the train op, which then counts steps, and remove what "
@@ -54,6 +61,7 @@ SETTING = ("Assign", "AssignVariableOp")
 READING = ("Identity", "ReadVariableOp", "RefIdentity")
 LINEAR = ("Add", "AddN", "AddV2", "Neg", "Sub")
 SCALING = ("Div", "Mul", "RealDiv")
+LIMITING = ("ClipByValue", "Maximum", "Minimum")
 
 
 class EveryRun:
@@ -63,20 +71,21 @@ class EveryRun:
         self._train_ops: List[tf.Operation] = []
         self._run: List[tf.Operation] = []  # these and separate ops, and what computes their losses
         self._losses: List[tf.Operation] = []  # what computes their losses
+        self._gradients: List[tf.Tensor] = []
         self._knows_losses = True
         self._trained: Set[tf.Operation] = set()  # of the variables or their handles
         self._is_replicated = False
         self._said: Set[str] = set()
 
     def add(
-        self, op: tf.Operation, losses: Sequence[tf.Tensor], trained: Sequence[tf.Variable], is_train_op: bool = True
+        self, op: tf.Operation, losses: Sequence[tf.Tensor], listed: GradsAndVars, is_train_op: bool = True
     ) -> None:
         """Look at what runs before a new op that accumulates, or before its losses.
 
         Args:
           op: the op.
           losses: list of tensors whose gradients it accumulates.
-          trained: list of the variables that it trains.
+          listed: list of (gradient, variable) that it accumulates.
           is_train_op: whether it makes steps too.
         """
         if op.graph is not _tf.graphs.outermost_graph():
@@ -86,7 +95,9 @@ class EveryRun:
         self._losses += of_losses
         self._knows_losses = self._knows_losses and bool(of_losses)
         self._run += [op] + of_losses
-        self._trained.update(map(_owner, trained))
+        grads = tf.nest.flatten([grad for grad, _ in listed if grad is not None], expand_composites=True)
+        self._gradients += [grad for grad in grads if grad.graph is op.graph]
+        self._trained.update(_owner(var) for _, var in listed)
         self._is_replicated = tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
 
@@ -103,7 +114,11 @@ class EveryRun:
         following = _tf.op_walks.descendants(self._train_ops)
         running = before + _tf.op_walks.ancestors(following, set(before), with_control=True)
         self._name_averages(running, of_others=True)
-        self._name_averages_of_weights(running, set(before))
+        results = [grad.op for grad in self._gradients] + self._losses
+        carried = set(_tf.op_walks.ancestors(results, with_control=True))  # of which another warning tells
+        self._name_averages_of_weights(running, carried)
+        self._name_changes_of_weights(running, carried)
+        self._name_state_behind(set(running).difference(before))
         self._name_counters(running, set(before), is_counted)
 
     def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
@@ -151,6 +166,38 @@ class EveryRun:
                 names.add(others[owner].op.name)
         if names:
             self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
+
+    def _name_changes_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
+        """Warn of trained variables that the ops `running` change by themselves, or by numbers that are no data's.
+
+        Left out are copies, what is clipped to a range, which is the same after each micro-batch, what is computed from
+        data, and what happens in a conditional of the program's own.
+        """
+        of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
+        outside = set(ops_outside_of_steps()) - before
+        names = set()
+        for op in running:
+            owner = op.inputs[0].op if op in outside and len(op.inputs) > 1 else None
+            if (
+                owner is None
+                or owner not in self._trained
+                or op.type not in MOVING + SETTING
+                or op.inputs[1].op in of_data
+            ):
+                continue
+            sources = _tf.op_walks.ancestors([op.inputs[1].op])
+            is_change = op.type in MOVING or (owner in sources and all(one.type not in LIMITING for one in sources))
+            if is_change and not _tf.graphs.is_in_control_flow(op):
+                names.add(owner.name)
+        if names:
+            self._say("changed weights", f"{CHANGED_WEIGHTS} Received: {_check.shown(sorted(names))}.")
+
+    def _name_state_behind(self, others: Set[tf.Operation]) -> None:
+        """Warn of variables that losses read and that `others`, which run along, assign from the same data."""
+        last = max(map(_tf.graphs.creation_order, self._train_ops))
+        names = assigned_behind(self._gradients + [op.outputs[0] for op in self._losses], last, others)
+        if names:
+            self._say("state behind", f"{BESIDE} Received: {names}.")
 
     def _name_counters(self, running: Sequence[tf.Operation], before: Set[tf.Operation], is_counted: bool) -> None:
         """Warn if the ops `running` add a constant to a counter, and the steps use it.

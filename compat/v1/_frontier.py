@@ -66,7 +66,8 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
 
     Args:
       inside: what of a graph is inside.
-      is_whole: whether all rows are computed in each run, so that large ones that losses do not need are left out.
+      is_whole: whether all rows are computed in each run, so that large ones that losses do not need are left out,
+        unless they are results of the network.
     """
     rows: Dict[Key, List[Edge]] = {}
     sizes: Dict[Key, List[Edge]] = {}
@@ -75,6 +76,7 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
     copied = inside.ops.union(one.op for op in inside.ops for one in op.inputs)  # with constants, which wait too
     needed = set(_tf.op_walks.ancestors(awaited(inside, copied), with_control=True))
     needed |= inside.before_losses_as_built
+    results = _results_of_network(inside) if is_whole else set()
     for op in inside.graph.get_operations():
         if inside.is_covered(op) or op in inside_before(inside.graph):
             continue
@@ -89,7 +91,7 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
                 continue
             if _is_framed(tensor.op):
                 continue  # that of the losses
-            if is_whole and op not in needed and not _is_small(image):
+            if is_whole and op not in needed and not _is_small(image) and image.name not in results:
                 continue
             kind = sizes if inside.analysis.is_size(image.name) else rows
             if kind is sizes and any(_is_framed(one.op) for one in taken_by_size(inside, tensor.name)[0]):
@@ -103,6 +105,19 @@ def frontier_of(inside: Inside, is_whole: bool) -> Frontier:
         for tensor in taken_by_size(inside, key)[0]:
             rows.setdefault(tensor.name, [])
     return Frontier(rows, sizes, early)
+
+
+def _results_of_network(inside: Inside) -> Set[Key]:
+    """Return the rows from which the losses are computed without a further variable, such as logits."""
+    found: Set[Key] = set()
+    stack = [image for image in map(inside.image, inside.losses) if image is not None]
+    while stack:
+        tensor = stack.pop()
+        found.add(tensor.name)
+        sources = [one for one in tensor.op.inputs if one.op in inside.of_variables]
+        if all(one.op in inside.depending for one in sources):
+            stack += [one for one in sources if one.name not in found]
+    return found
 
 
 def _is_framed(op: tf.Operation) -> bool:

@@ -254,7 +254,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
         if self._splits:
-            self._every_run.add(train_op, losses, [var for _, var in listed])
+            self._every_run.add(train_op, losses, listed)
         _tf.graphs.record_train_op(train_op)
         return train_op
 
@@ -301,7 +301,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         with tf.name_scope(self._name):
             with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope("accumulate"):
                 accumulate = self._cycle.accumulate(listed, weight)
-            self._every_run.add(accumulate, losses, [var for _, var in listed], is_train_op=False)
+            self._every_run.add(accumulate, losses, listed, is_train_op=False)
             with tf.name_scope("apply"):
                 apply = self._cycle.apply()
             with tf.name_scope("zero"):

@@ -100,6 +100,27 @@ def test_clipping_before_separate_ops_is_named_and_said_once():
     assert len(said) == 1
 
 
+def with_noise(grads_and_vars):
+    return [(grad + tf.random.normal(tf.shape(grad), stddev=0.1), var) for grad, var in grads_and_vars]
+
+
+def divided_by_a_number(grads_and_vars):
+    """That of a shape, which is none of the gradient's entries."""
+    return [(grad / tf.sqrt(tf.cast(tf.size(grad), tf.float32)), var) for grad, var in grads_and_vars]
+
+
+@pytest.mark.law("L7")
+@pytest.mark.parametrize("change, is_named", [(with_noise, True), (divided_by_a_number, False)])
+def test_noise_is_named_and_what_is_linear_is_not(change, is_named):
+    """The mean of as many draws as there are micro-batches has less noise."""
+    with tf.Graph().as_default(), warned("changed after they are computed") as said:
+        problem, optimizer = Problem(), accum.compat.v1.AccumOptimizer(sgd(), K)
+        optimizer.apply_gradients(change(problem.pairs(optimizer)))
+    assert len(said) == is_named
+    with tf.Graph().as_default(), silent():
+        accum.compat.v1.AccumOptimizer(sgd(), K, transform=change).minimize(Problem().loss)
+
+
 @pytest.mark.law("L7")
 def test_clipping_in_an_optimizer_around_is_named():
     class Clips(tf1.train.Optimizer):

@@ -384,6 +384,168 @@ def test_a_target_network_that_moves_after_each_run_is_named():
         averaged(lambda *of: tf.group(after_step(*of), moved_target(*of)), accumulating(), runs=False)
 
 
+def before_the_gradients_are_applied(problem, optimizer):
+    """As updates of batch normalisation, which wait in UPDATE_OPS."""
+    pairs = optimizer.compute_gradients(problem.loss)
+    with tf.control_dependencies([problem.average.apply([problem.weights])]):
+        return optimizer.apply_gradients(pairs)
+
+
+@pytest.mark.law("L17")
+def test_an_average_that_only_the_train_op_waits_for_is_named():
+    with said(WEIGHTS):
+        averaged(before_the_gradients_are_applied, accumulating(), runs=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Changes of the weights by the program itself
+
+CHANGED = "Trained variables change in each run"
+
+
+def subtracted(weights):
+    return weights.assign_sub(0.1 * weights.read_value())
+
+
+def multiplied(weights):
+    return weights.assign(0.9 * weights.read_value())
+
+
+def decayed_behind(problem, optimizer, decay):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return decay(problem.weights)
+
+
+def decayed_beside(problem, optimizer, decay):
+    return tf.group(optimizer.minimize(problem.loss), decay(problem.weights))
+
+
+def decayed_before(problem, optimizer, decay):
+    pairs = optimizer.compute_gradients(problem.loss)
+    with tf.control_dependencies([decay(problem.weights)]):
+        return optimizer.apply_gradients(pairs)
+
+
+def decayed_after_step(problem, optimizer, decay):
+    optimizer.after_step(lambda: decay(problem.weights))
+    return optimizer.minimize(problem.loss)
+
+
+def decayed(program, decay, use_resource=True):
+    with tf.Graph().as_default():
+        problem, optimizer = Regression(use_resource), accumulating()
+        train_op = program(problem, optimizer, decay)
+        optimizer.check_graph()
+        return run(train_op, problem.x, problem.weights)
+
+
+@KINDS
+@pytest.mark.law("L2", "L17")
+@pytest.mark.parametrize("decay", [subtracted, multiplied], ids=lambda decay: decay.__name__)
+@pytest.mark.parametrize(
+    "program", [decayed_behind, decayed_beside, decayed_before], ids=lambda program: program.__name__
+)
+def test_a_weight_decay_in_each_run_is_named(program, decay, use_resource):
+    weights = np.array([1.0, 2.0])
+    for x in X.astype("float64"):
+        weights = 0.9 * (weights - 0.1 * x.mean(0))
+    with said(CHANGED):
+        ours = decayed(program, decay, use_resource)
+    assert np.abs(ours - weights).max() > 5e-3
+    with said():
+        ours = decayed(decayed_after_step, decay, use_resource)
+    np.testing.assert_allclose(ours, weights, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+def test_noise_that_is_added_to_weights_in_each_run_is_named():
+    with said(CHANGED):
+        decayed(decayed_behind, lambda weights: weights.assign_add(tf.random.normal([2])))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# State that the next run reads
+
+
+class WithBaseline(Regression):
+    def __init__(self):
+        super().__init__()
+        self.baseline = tf1.get_variable("baseline", [2], initializer=tf1.zeros_initializer(), trainable=False)
+        self.loss = tf.reduce_mean(tf.reduce_sum(self.weights * (self.x - self.baseline), 1))
+
+    def move(self):
+        return self.baseline.assign(0.9 * self.baseline.read_value() + 0.1 * tf.reduce_mean(self.x, 0))
+
+
+def baseline_behind(problem, optimizer):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return problem.move()
+
+
+def baseline_beside(problem, optimizer):
+    return tf.group(optimizer.minimize(problem.loss), problem.move())
+
+
+def baseline_elsewhere(problem, optimizer):
+    """In runs of its own."""
+    train_op = optimizer.minimize(problem.loss)
+    problem.move()
+    return train_op
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program", [baseline_behind, baseline_beside, baseline_elsewhere], ids=lambda one: one.__name__
+)
+def test_state_that_a_run_leaves_to_the_next_one_is_named(program):
+    texts = ["to which the graph assigns what it computes"] if program is not baseline_elsewhere else []
+    with tf.Graph().as_default(), said(*texts):
+        optimizer = accumulating()
+        program(WithBaseline(), optimizer)
+        optimizer.check_graph()
+        optimizer.check_graph()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Summaries of a step
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_a_summary_that_is_made_in_a_step_is_named_and_can_be_made_of_a_variable(use_resource):
+    def program(keeps):
+        problem = Regression(use_resource)
+        norm = tf1.get_variable("norm", initializer=0.0, trainable=False, use_resource=use_resource)
+
+        def clip(grads_and_vars):
+            ((grad, var),) = grads_and_vars
+            value = tf.norm(grad)
+            if not keeps:
+                tf1.summary.scalar("norm", value)
+                return [(grad, var)]
+            with tf.control_dependencies([norm.assign(value)]):
+                return [(tf.identity(grad), var)]
+
+        tf1.summary.scalar("loss", problem.loss)
+        optimizer = accumulating(transform=clip)
+        train_op = optimizer.minimize(problem.loss)
+        optimizer.flush()
+        if keeps:
+            tf1.summary.scalar("norm", norm.read_value())
+        merged = tf1.summary.merge_all()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for part in X[0].reshape(K, -1, 2):
+                session.run(train_op, {problem.x: part})
+            return tf1.Summary.FromString(session.run(merged, {problem.x: X[0]}))
+
+    with tf.Graph().as_default(), said("A summary that `transform`"):
+        assert [value.tag for value in program(False).value] == ["loss"]
+    with tf.Graph().as_default(), said():
+        _, norm = program(True).value
+    np.testing.assert_allclose(norm.simple_value, np.linalg.norm(X[0].mean(0)), rtol=1e-5)
+
+
 def copied_target(problem, optimizer):
     with tf.control_dependencies([optimizer.minimize(problem.loss)]):
         return target(problem, lambda old, new: new)

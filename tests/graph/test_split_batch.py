@@ -1881,3 +1881,38 @@ def test_numbers_of_the_batch_that_look_like_constants_are_those_of_the_whole_ba
         return unusual_loss(dense(tf.tanh(function(hidden, weight("table", [25, 24]))), "last", 1), y)
 
     assert_same(trained(program, 6), trained(program))
+
+
+def pixels_of_images(normalize, size):
+    """A class for each pixel, and the activations before, both of more numbers than are joined without need."""
+    x = tf1.placeholder(tf.float32, [None, size, size, 3])
+    classes = tf1.placeholder(tf.int32, [None, size, size])
+    hidden = tf.nn.conv2d(x, weight("one", [3, 3, 3, 6]), [1] * 4, "SAME")
+    hidden = tf1.nn.dropout(tf.nn.relu(normalize(hidden, "norm")), rate=0.5)
+    logits = tf.nn.conv2d(hidden, weight("two", [3, 3, 6, 4]), [1] * 4, "SAME") + weight("bias", [4])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+    is_right = tf.equal(tf.argmax(logits, -1, output_type=tf.int32), classes)
+    return (x, classes), tf.reduce_mean(losses), tf.reduce_mean(tf.cast(is_right, tf.float32)), tf.reduce_mean(hidden)
+
+
+@pytest.mark.law("L19", "L20")
+@pytest.mark.parametrize("size", [40, None], ids=["large", "unknown"])
+@pytest.mark.parametrize("normalize", mainly(NORMS, by_hand), ids=lambda normalize: normalize.__name__)
+def test_large_results_of_a_network_with_batch_normalisation_are_joined(normalize, size):
+    """Otherwise a metric that exists would compute the whole batch at once, with other dropout."""
+    images = np.random.RandomState(4).normal(size=(10, 40, 40, 3)).astype("float32")
+    pixels = np.random.RandomState(5).randint(4, size=(10, 40, 40))
+    seen = []
+    for count in (4, 10):
+        with tf.Graph().as_default() as graph, tf1.Session() as session:
+            tf1.set_random_seed(1)
+            batch, loss, metric, before = pixels_of_images(normalize, size)
+            convolutions = {op.name for op in graph.get_operations() if op.type == "Conv2D"}
+            loss = accum.compat.v1.split_batch(loss, batch, count)
+            train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            feed = dict(zip(batch, (images, pixels)))
+            assert not convolutions & set(nodes_of_run([train_op, metric], feed))
+            assert convolutions & set(nodes_of_run([before], feed))  # of what is not behind the last weight
+            session.run(tf1.global_variables_initializer())
+            seen.append(session.run([loss, metric], feed))
+    assert_near(*seen, rtol=2e-5)

@@ -104,8 +104,8 @@ class Internals:
         if found:
             _check.warn(
                 "The gradients of each micro-batch are changed after they are computed and before the accumulating "
-                "optimizer receives them. In a full batch, nonlinear changes such as clipping act on the mean: "
-                "let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass them as "
+                "optimizer receives them. In a full batch, clipping, noise and whatever is not linear act on the "
+                "mean: let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass them as "
                 "`transform=`; or pass `micro_batch_size` alone to a `GradientAccumulateModel`, "
                 "whose train step then runs once for the full batch. Received: operations of type "
                 f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
