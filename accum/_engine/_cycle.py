@@ -146,11 +146,14 @@ class CycleOps:
             is_any, following = tf.greater(now.micro_step, 0), tf.zeros_like(now.micro_step)
 
         def finish() -> tf.Tensor:
-            with tf.control_dependencies([self._finish(strategy, None, None, now.micro_step)]):
-                return self._clear(strategy)
+            has_stepped = self._finish(strategy, None, None, now.micro_step)
+            with tf.control_dependencies([has_stepped]):
+                return tf.logical_and(self._clear(strategy), has_stepped)
 
-        done = self._adapter.when(is_any, finish)  # nothing runs at the end of an epoch that ends with a full cycle
-        return self._counter.advance(strategy, done, now, following)
+        # Nothing runs at the end of an epoch that ends with a full cycle.
+        has_stepped = self._adapter.when(is_any, finish)
+        with tf.control_dependencies(self._counter.keep_has_stepped(strategy, has_stepped)):
+            return self._counter.advance(strategy, has_stepped, now, following)
 
     def zero(self, strategy: tf.distribute.Strategy) -> tf.Operation:
         now = self._counter.read()
@@ -624,10 +627,22 @@ class Cycle:
         may_ask = self.is_built and not _tf.graphs.in_static_graph()
         self._variables.announce(variables, lambda: may_ask and self.is_in_cycle())
 
+    def micro_step_so_far(self) -> tf.Tensor:
+        """Return the number of micro steps in the current cycle so far, which may have been restored."""
+        if self.is_built:
+            return self.state.micro_step.read_value()
+        restored = _tf.tracking.awaited_value(self.state, "micro_step")
+        return tf.constant(0, tf.int64) if restored is None else restored
+
+    def forget_restored(self) -> None:
+        """Drop a cycle that was restored, before its next micro-batch."""
+        for owner in (self.state, self.state.accumulators):
+            _tf.tracking.forget_awaited(owner)
+
     def is_in_cycle(self) -> bool:
         """Whether a cycle has begun. Not for static graphs."""
         with tf.init_scope():
-            return int(self.state.micro_step.numpy()) > 0
+            return int(self.micro_step_so_far().numpy()) > 0
 
     def _across(self, function: Callable[..., tf.Operation], *args: PerReplica) -> tf.Operation:
         if self._lock is not None:

@@ -185,9 +185,14 @@ class StepCounter:
                 following = tf.where(counts, following, now.micro_step)
         with tf.control_dependencies([has_stepped]), tf.name_scope("step_counter"):
             counted = self._adapter.count_micro_step(counts, has_stepped)
-            kept = None if self.has_stepped is None else _assign(strategy, self.has_stepped, has_stepped)
-        with tf.control_dependencies([op for op in (counted, kept) if op is not None]):
+            kept = self.keep_has_stepped(strategy, has_stepped)
+        with tf.control_dependencies(kept if counted is None else [counted, *kept]):
             return self.advance(strategy, has_stepped, now, following)
+
+    def keep_has_stepped(self, strategy: tf.distribute.Strategy, has_stepped: tf.Tensor) -> List[tf.Operation]:
+        """Store whether a step was made. Returns ops to wait for."""
+        kept = None if self.has_stepped is None else _assign(strategy, self.has_stepped, has_stepped)
+        return [] if kept is None else [kept]
 
     def advance(
         self, strategy: tf.distribute.Strategy, done: tf.Tensor, now: Count, following: tf.Tensor

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from accum._tf import layers
+from accum._tf import layers, tracking
 from accum._tf.types import GradsAndVars
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
@@ -171,9 +171,13 @@ def without_loss_scale_of_another(optimizer: Any) -> Any:
         made = _made_like(optimizer, dict(config, learning_rate=rate))
     else:
         made = _made_like(optimizer, optimizer.get_config())
-        shared = getattr(optimizer, "learning_rate", None)  # the variable, which is only created when it is asked for
-        if isinstance(shared, tf.Variable):
-            (made._hyper if hasattr(made, "_hyper") else vars(made))[key] = shared
+        # The variable, which is only created when it is asked for.
+        shared = None if rate is None else optimizer.learning_rate
+        if isinstance(shared, tf.Variable) and hasattr(made, "_hyper"):
+            made._hyper[key] = shared
+            tracking.track(made, shared, key)
+        elif isinstance(shared, tf.Variable):
+            setattr(made, key, shared)
     is_of_user = not layers.comes_with_keras(type(optimizer))
     for name, value in vars(optimizer).items():
         is_plain = is_of_user and not name.startswith("_") and isinstance(value, (bool, int, float, str))

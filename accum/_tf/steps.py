@@ -312,6 +312,21 @@ def added_losses(model: tf.keras.Model) -> List[Any]:
 
 
 @contextlib.contextmanager
+def setting_back_layers(model: tf.keras.Model) -> Iterator[None]:
+    """Let layers have the losses and seeds again, after this context, that Python code has changed in it."""
+    layers = [model] + layers_of(model)
+    losses = [(layer, list(layer._eager_losses)) for layer in layers if hasattr(layer, "_eager_losses")]
+    held: List[Any] = [getattr(layer, "_random_generator", None) for layer in layers]  # has no public name
+    seeds = [(one, one._seed) for one in held if hasattr(one, "_seed")]
+    with keeping_added_losses(model):
+        yield
+    for layer, before in losses:
+        layer._eager_losses[:] = before
+    for generator, seed in seeds:
+        generator._seed = seed
+
+
+@contextlib.contextmanager
 def keeping_added_losses(model: tf.keras.Model) -> Iterator[None]:
     """Let layers have the losses again, after this context, that this replica has added before it.
 

@@ -135,6 +135,17 @@ def awaited_children(owner: Any, name: str) -> Optional[Set[str]]:
     return {child.local_name for child in waiting[-1].object_proto.children} if waiting else None
 
 
+def awaited_value(owner: Any, name: str) -> Any:
+    """Return the value that a restored checkpoint holds for a missing variable of `owner`, a tensor, or None."""
+    waiting = owner._deferred_dependencies.get(name)
+    return next(iter(waiting[-1].value_tensors().values())) if waiting else None
+
+
+def forget_awaited(owner: Any) -> None:
+    """Forget what a restored checkpoint holds for attributes that `owner` lacks."""
+    owner._deferred_dependencies.clear()
+
+
 def awaited_names(owner: Any) -> List[str]:
     """Return the names of the attributes that a restored checkpoint holds and `owner` lacks."""
     return [name for name, waiting in owner._deferred_dependencies.items() if waiting]

@@ -73,7 +73,8 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
         ):
             changing.add(op)
     kinds = {op.type for op in changing & used} & _tf.gradient_changes.NONLINEAR
-    kinds |= {op.type for op in used.intersection(created)} & _tf.random_ops.DRAWING
+    others = [op for op in created if op in used and not DIFFERENTIATES.search(op.name)]
+    kinds |= {op.type for op in others} & _tf.random_ops.DRAWING
     if kinds:
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. In a full batch, "

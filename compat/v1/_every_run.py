@@ -61,7 +61,6 @@ SETTING = ("Assign", "AssignVariableOp")
 READING = ("Identity", "ReadVariableOp", "RefIdentity")
 LINEAR = ("Add", "AddN", "AddV2", "Neg", "Sub")
 SCALING = ("Div", "Mul", "RealDiv")
-LIMITING = ("ClipByValue", "Maximum", "Minimum")
 
 
 class EveryRun:
@@ -170,8 +169,8 @@ class EveryRun:
     def _name_changes_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
         """Warn of trained variables that the ops `running` change by themselves, or by numbers that are no data's.
 
-        Left out are copies, what is clipped to a range, which is the same after each micro-batch, what is computed from
-        data, and what happens in a conditional of the program's own.
+        Left out are copies, projections, such as what is clipped or masked, which are the same after each micro-batch,
+        what is computed from data, and what happens in a conditional of the program's own.
         """
         of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
         outside = set(ops_outside_of_steps()) - before
@@ -185,8 +184,7 @@ class EveryRun:
                 or op.inputs[1].op in of_data
             ):
                 continue
-            sources = _tf.op_walks.ancestors([op.inputs[1].op])
-            is_change = op.type in MOVING or (owner in sources and all(one.type not in LIMITING for one in sources))
+            is_change = op.type in MOVING or _is_scaled(op.inputs[1], owner)
             if is_change and not _tf.graphs.is_in_control_flow(op):
                 names.add(owner.name)
         if names:
@@ -266,6 +264,11 @@ def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.Tensor
             is_scaled = inputs[1].shape.rank == 0
             waiting += inputs[:1] if is_scaled else inputs[1:] if op.type == "Mul" and inputs[0].shape.rank == 0 else []
     return False
+
+
+def _is_scaled(value: tf.Tensor, owner: tf.Operation) -> bool:
+    """Whether a value is a sum of scaled tensors, among them the variable itself, rather than a copy of it."""
+    return _unread(value).type in LINEAR + SCALING and _is_linear_in(value, {owner}, value.shape)
 
 
 def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:

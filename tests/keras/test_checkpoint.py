@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_identical
 from optimizers import EAGER_AND_TRACED, families, mainly, random_gradients
+from warned import silent, warned
 
 import accum
 import accum.compat.v1
@@ -155,8 +156,40 @@ def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path,
     optimizer = wrapped(tf.keras.optimizers.SGD)
     getattr(optimizer, call)()  # nothing was restored, and nothing is said
     tf.train.Checkpoint(optimizer=optimizer).restore(path)
-    with pytest.warns(UserWarning, match="Nothing was flushed or reset"):
+    with warned("Nothing was flushed") as said:
         getattr(optimizer, call)()
+    assert len(said) == (call == "flush")
+    assert int(optimizer.micro_step) == (call == "flush")
+    with silent():
+        for gradient in (2.0, 3.0, 4.0):
+            optimizer.apply_gradients([(tf.constant([gradient]), var)])
+    moved = -0.1 * np.mean([1.0, 2.0, 3.0] if call == "flush" else [2.0, 3.0, 4.0])
+    np.testing.assert_allclose(var.numpy(), [moved], rtol=1e-6)
+
+
+@pytest.mark.tf("2.2")
+def test_where_a_restored_cycle_is_can_be_read_before_its_next_micro_batch(tmp_path):
+    """A program that skips the data it has seen asks for it then."""
+
+    def made():
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model = accum.GradientAccumulateModel.from_model(model, K)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    x, y = (np.random.RandomState(at).normal(size=(5, at)) for at in (2, 1))
+    model, checkpoint = made()
+    for at in range(5):
+        model.train_on_batch(x[at : at + 1], y[at : at + 1])
+    path = checkpoint.save(str(tmp_path / "at"))
+    model, checkpoint = made()
+    checkpoint.restore(path)
+    assert int(model.optimizer.micro_step) == 5 - K
+    with pytest.raises(ValueError, match="must not be in an unfinished cycle.*micro_step=2"):
+        accum.unwrap(model)
+    model.optimizer.reset()
+    assert int(model.optimizer.micro_step) == 0
+    accum.unwrap(model)
 
 
 @pytest.mark.tf("2.2")

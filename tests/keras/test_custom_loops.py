@@ -24,6 +24,25 @@ def dense(units, inputs, weights, **kwargs):
     return layer
 
 
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip_cycle"])
+@pytest.mark.parametrize("is_traced", MAINLY_EAGER)
+def test_code_that_follows_each_step_follows_that_of_a_flush_too(is_traced, nonfinite):
+    variable, moved = tf.Variable([1.0]), []
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), 4, nonfinite=nonfinite)
+
+    def take(gradient):
+        optimizer.apply_gradients([(gradient, variable)])
+
+    take = tf.function(take) if is_traced else take
+    for gradients in (10 * [1.0], 8 * [1.0], [1.0, np.inf]):
+        for gradient in gradients:
+            take(tf.constant([gradient]))
+        optimizer.flush()
+        moved.append(bool(optimizer.has_stepped))
+    assert moved == [True, False, nonfinite == "propagate"]
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Several optimizers
 

@@ -12,6 +12,7 @@ from warned import silent, warned
 
 import accum
 import accum.compat.v1
+from accum._keras._diagnosis import _losses_in_parts
 
 pytestmark = pytest.mark.law("L17")
 
@@ -480,3 +481,47 @@ def test_a_cycle_that_ends_elsewhere_is_named_and_no_other(make, loss, data, nam
     assert [named in line for line in said] == [True] if named else not said
     apart = max(np.abs(one - other).max() for one, other in zip(*ended))
     assert apart > 1e-4 if named else apart < 2e-6
+
+
+@pytest.mark.tf("2.2")
+def test_batch_normalisation_of_replicas_is_no_meeting_beside_an_added_loss():
+    with mirrored().scope():
+        model = behind(layers.BatchNormalization, lambda: Adding(divergence))()
+        model = accum.GradientAccumulateModel.from_model(model, 2)
+        model.compile("sgd", "mse")
+    with warned(category=accum.InexactWarning) as said:
+        model.fit(tf.data.Dataset.from_tensor_slices(FEATURES).batch(8), verbose=0)
+    assert ["examples-meet" in line for line in said] == [False]
+
+
+class AsInCall(layers.Layer):
+    """Applies a function that TensorFlow can't look into to each example, and adds the mean of a square."""
+
+    def call(self, inputs):
+        hidden = tf.numpy_function(np.sin, [inputs], tf.float32)
+        self.add_loss(tf.reduce_mean(tf.reshape(hidden, tf.shape(inputs)) ** 2))
+        return inputs
+
+
+@pytest.mark.tf("2.2")
+def test_what_an_unknown_operation_computes_of_added_losses_is_no_meeting():
+    model = accum.GradientAccumulateModel.from_model(behind(AsInCall)(), 2)
+    model.compile("sgd", "mse")
+    with warned("examples-meet", accum.InexactWarning) as said:
+        model.fit(tf.data.Dataset.from_tensor_slices(FEATURES).batch(8), verbose=0)
+    assert not said
+
+
+@pytest.mark.tf("2.2", keras=2, because="a trace changes no layer of Keras 3")
+def test_a_look_at_the_network_leaves_seeds_and_losses_of_layers_as_they_were():
+    inputs = tf.keras.Input((3,))
+    hidden = Adding(divergence)(layers.Dropout(0.5, seed=3)(layers.Dense(4)(inputs)))
+    model = tf.keras.Model(inputs, layers.Dense(2)(hidden))
+    model = accum.GradientAccumulateModel.from_model(model, 2)
+    model.compile("sgd", "mse")
+    model(X)
+    held = [getattr(layer, "_random_generator", None) for layer in model.layers]
+    before = [getattr(one, "_seed", None) for one in held]
+    assert _losses_in_parts._met_in_network(model, tf.constant(X), [], True) == []
+    assert [getattr(one, "_seed", None) for one in held] == before
+    assert float(model.losses[0]) > 0.0  # of the call before, which is no tensor of a graph

@@ -362,3 +362,22 @@ def test_a_micro_batch_that_overflows_skips_the_step_and_halves_the_scale_like_t
     expected_scales, expected = scales_and_weights(*case)
     assert scales == expected_scales and scales[0] == 2 * scales[1] == case[-1]
     assert_near(weights, expected, atol=3e-4)
+
+
+def scaled_model(family):
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+    model.compile(loss_scale_optimizer(family.SGD(0.5), 64.0), "mse")
+    model.fit(X, Y, batch_size=20, verbose=0)
+    return model
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("family", families())
+def test_a_learning_rate_that_was_set_is_restored(tmp_path, family):
+    model, other = scaled_model(family), scaled_model(family)
+    model.optimizer.learning_rate = 0.25
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "at"))
+    status = tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    status.assert_existing_objects_matched()
+    np.testing.assert_allclose(float(tf.convert_to_tensor(other.optimizer.learning_rate)), 0.25)

@@ -9,7 +9,7 @@ from accum import _check, _rows, _tf
 from accum._engine import _replicas
 from accum._keras import _step_context
 from accum._keras._batch_norm._layer import batch_norms_of
-from accum._keras._diagnosis._moved_state import handle_of, moving_means
+from accum._keras._diagnosis._moved_state import moving_means
 from accum._keras._diagnosis._seen import Seen
 from accum._keras._diagnosis._sums import BY_REDUCTION, BY_SUM
 from accum._keras._steps._one_pass import ACROSS_EXAMPLES, call_of_any_size, is_along_last_axis, name_of, names_of
@@ -122,13 +122,17 @@ def _met_in_network(model: tf.keras.Model, x: Nested, outputs: List[tf.Tensor], 
         graph, leaves, outputs, added = call_of_any_size(model, x)
         found = _found_in(graph, leaves, outputs)
     changed = _tf.op_walks.changed_outside(graph)
-    if any(id(handle_of(mean)) in changed for _, mean in moving_means(model)):
+    parts_of = tf.distribute.get_strategy().experimental_local_results  # another replica may have traced the call
+    means = [part for _, mean in moving_means(model) for part in parts_of(_tf.variables.native(mean))]
+    if any(id(part.handle) in changed for part in means):
         return []
     if any(layer.trainable for layer in batch_norms_of(model)):
         return []
     meets = not found.unruled and any(found.level(output.name) > 0 for output in outputs)
     met = [*found.meets, *found.reduces] if meets else []
     of_added = _found_in(graph, leaves, added)
+    if of_added.unruled:
+        return met
     ops = _tf.op_walks.ancestors([loss.op for loss in added])
     return met + [op.name for op in ops if of_added.verdict(op.name) and _compares(of_added, op)]
 

@@ -242,6 +242,7 @@ class GradientAccumulateOptimizer:
         Returns:
           An op, or None.
         """
+        self._cycle.forget_restored()
         return self._between_replicas(self._cycle.zero)
 
     def build(self, var_list: Iterable[tf.Variable]) -> None:
@@ -269,7 +270,7 @@ class GradientAccumulateOptimizer:
                 )
             if _tf.tracking.awaited_names(self._cycle.state):
                 _check.warn(
-                    "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch."
+                    "Nothing was flushed: a restored cycle is known only after its next micro-batch."
                     " [accum: restored-cycle]",
                 )
             return None
@@ -341,13 +342,13 @@ class GradientAccumulateOptimizer:
     @property
     def micro_step(self) -> tf.Tensor:
         """The number of micro steps in the current cycle so far, an int64 scalar."""
-        if not self._cycle.is_built:
-            return tf.constant(0, tf.int64)
-        return self._cycle.state.micro_step.read_value()
+        return self._cycle.micro_step_so_far()
 
     @property
     def has_stepped(self) -> tf.Tensor:
-        """Whether the last micro step made a step, a bool scalar. Useful to update moving averages or target networks.
+        """Whether the last micro step made a step, or `flush` after it, a bool scalar.
+
+        Useful to update moving averages or target networks.
 
         False before the first micro step, and after a cycle that made no step: all weights were zero, or
         `nonfinite="skip_cycle"` skipped it.

@@ -79,7 +79,7 @@ def call_of_any_size(
       (graph, inputs, outputs, losses that layers add)
     """
     call = _Call(model, x, None, None, True, [], [], [])
-    with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None), _tf.steps.keeping_added_losses(
+    with _tf.watching.replacing_calls(None), _step_context.entering(model, calls=None), _tf.steps.setting_back_layers(
         model
     ):
         graph = call.graph()

@@ -218,7 +218,8 @@ class SplitStep:
         one = tf.ones([], tf.float64 if tf.float64 in dtypes else tf.float32)
         if weight is not None and self._model._accum.options.weighs_as_keras and not call.has_own_weight:
             share = self._share_of(tf.cast(weight, one.dtype), is_first)
-        elif weight is None and not self._steps.sums_losses:  # batches count alike, but not the parts of one of them
+        elif weight is None and not self._steps.sums_losses and self._model._accum.size.tokens is None:
+            # Batches count alike, but not the parts of one of them.
             first, _, size = self._sizes
             share = self._share_of(tf.cast(first if is_first else size, one.dtype), is_first)
         grads = [gradient_sum(grad, var, share) for grad, var in call.grads_and_vars]
