@@ -211,6 +211,7 @@ def test_contributing_has_the_table_of_patches():
 
 PRIVATE = {
     ("_tf.steps", "model._jit_compile"): "how Keras 2 keeps `jit_compile`",
+    ("_tf.steps", "generator._seed"): "from which Keras 2 seeds the next operation of a layer",
     ("_tf.strategies", "keys._group_key"): "numbers of a strategy's collectives",
     ("_tf.tracking", "cls._trackable_children"): "of a class of ours: what checkpoints hold",
     ("_tf.tracking", "cls._lookup_dependency"): "of a class of ours: what checkpoints hold",

@@ -27,7 +27,7 @@ from accum._keras._steps._batch_draws import BatchDraws, warn_of_eager_draws
 from accum._keras._steps._optimizer_calls import Call, Collector, Gate
 from accum._keras._steps._step_metrics import StepMetrics
 from accum._keras._steps._user_steps import UserSteps
-from accum._tf import Data, Gradient, Logs, Nested, Wait, tf
+from accum._tf import Data, Gradient, Logs, Nested, Scalar, Wait, tf
 
 
 class SplitStep:
@@ -185,7 +185,7 @@ class SplitStep:
                 watch.warn_of_changes()
             calls = [self._parts_of(call, index is FIRST) + [self._seen(call, index)] for call in self._collector.calls]
             moments = [Pooled(*pooled) for pooled, _ in self._collector.moments]
-            return [calls, moments, self._metrics.parts(logs, weight, sums)]
+            return [calls, moments, self._metrics.parts(logs, self._weight_in_logs(weight, index), sums)]
 
         totals = self._over_micro_batches(micro_batch, data, is_training=True)
         if sums and self._model.losses:
@@ -218,8 +218,7 @@ class SplitStep:
         one = tf.ones([], tf.float64 if tf.float64 in dtypes else tf.float32)
         if weight is not None and self._model._accum.options.weighs_as_keras and not call.has_own_weight:
             share = self._share_of(tf.cast(weight, one.dtype), is_first)
-        elif weight is None and not self._steps.sums_losses and self._model._accum.size.tokens is None:
-            # Batches count alike, but not the parts of one of them.
+        elif weight is None and self._counts_examples:
             first, _, size = self._sizes
             share = self._share_of(tf.cast(first if is_first else size, one.dtype), is_first)
         grads = [gradient_sum(grad, var, share) for grad, var in call.grads_and_vars]
@@ -228,6 +227,14 @@ class SplitStep:
             Sum(one if share is None else tf.cast(share, one.dtype)),
             Sum(tf.constant(1.0) if weight is None else weight),
         ]
+
+    @property
+    def _counts_examples(self) -> bool:
+        """Whether parts of a batch without a weight count by examples: batches may count alike, but not their parts."""
+        return not self._steps.sums_losses and self._model._accum.size.tokens is None
+
+    def _weight_in_logs(self, weight: Optional[Scalar], index: Index) -> Optional[Scalar]:
+        return tf.cast(self._count_at(index), tf.float32) if weight is None and self._counts_examples else weight
 
     def _share_of(self, weight: tf.Tensor, is_first: bool) -> Optional[tf.Tensor]:
         """Return a weight that counts examples, divided by the size of a micro-batch; None for 1.
@@ -327,7 +334,7 @@ class SplitStep:
             self._metrics = StepMetrics(self._model, self._count_at(index))
             with self._metrics.watching():
                 logs, weight = self._steps.run_test(part)
-            return self._metrics.parts(logs, weight, sums)
+            return self._metrics.parts(logs, self._weight_in_logs(weight, index), sums)
 
         totals = self._over_micro_batches(micro_batch, data)
         return self._metrics.finish(totals)
