@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from optimizers import MAINLY_EAGER, legacy_family, new_family
+from warned import warned
 
 import accum
 
@@ -85,6 +86,38 @@ def test_two_optimizers_in_one_loop_equal_the_full_batch(is_traced):
         optimizer.flush()
         assert int(optimizer.iterations.numpy()) == 3
     assert_near(ours.weights(), full.weights())
+
+
+class InTurn(Gan):
+    """The generator's loss is that of the updated discriminator, as in most GANs."""
+
+    def _step(self, noise, real, weights):
+        others = tf.nn.sigmoid_cross_entropy_with_logits
+        for optimizer, player in zip(self.optimizers[::-1], (self.discriminator, self.generator)):
+            with tf.GradientTape() as tape:
+                fake, true = self.discriminator(self.generator(noise)), self.discriminator(real)
+                if player is self.generator:
+                    loss = tf.reduce_mean(others(labels=tf.ones_like(fake), logits=fake))
+                else:
+                    loss = tf.reduce_mean(others(labels=tf.zeros_like(fake), logits=fake))
+                    loss += tf.reduce_mean(others(labels=tf.ones_like(true), logits=true))
+            grads = tape.gradient(loss, player.trainable_variables)
+            optimizer.apply_gradients(zip(grads, player.trainable_variables), **weights)
+
+
+@pytest.mark.law("L6", "L17")
+@pytest.mark.parametrize("kind, is_named", [(InTurn, True), (Gan, False)])
+def test_an_optimizer_that_waits_for_the_step_of_another_one_is_named(kind, is_named):
+    full = kind(is_traced=False)
+    ours = kind(lambda optimizer: accum.GradientAccumulateOptimizer(optimizer, accum_steps=3))
+    for start in (0, 12):
+        full.step(NOISE[start : start + 12], REAL[start : start + 12], {})
+    with warned("after it was called", accum.InexactWarning) as said:
+        for start in range(0, 24, 4):
+            ours.step(NOISE[start : start + 4], REAL[start : start + 4], {})
+    assert len(said) == is_named
+    apart = max(np.abs(one - other).max() for one, other in zip(ours.weights(), full.weights()))
+    assert apart > 1e-3 if is_named else apart < 5e-6
 
 
 @pytest.mark.law("L3")

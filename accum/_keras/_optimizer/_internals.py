@@ -16,6 +16,8 @@ from accum._keras import _step_context
 from accum._keras._step_listener import StepListener
 from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 
+READ = "ReadVariableOp"
+
 
 class Internals:
     """The package-internal interface of one `GradientAccumulateOptimizer`, returned by `internals_of`.
@@ -30,6 +32,7 @@ class Internals:
         self._weights: Dict[Optional[int], Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
         self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
         self.looks_for_changes = True  # of gradients, until a warning has named some
+        self.looks_for_order = True  # of calls in a loop, likewise
         self.listeners: List[StepListener] = []
         self.unfinished_row: Any = None  # what a `StepRecorder` among them has left of the present cycle
 
@@ -111,6 +114,38 @@ class Internals:
                 f"{sorted({op.type for op in found})}, such as {found[-1].name!r}. [accum: clipping]",
                 _check.InexactWarning,
             )
+
+    def warn_of_order(self, listed: GradsAndVars) -> None:
+        """Warn once of gradients that depend on weights which another accumulating optimizer has had before, in a loop.
+
+        Such as those of a GAN's generator, after the step of its discriminator, which only the last micro-batch makes.
+        """
+        if tf.executing_eagerly() or not self.may_take_several:
+            return
+        graph, outside = tf.compat.v1.get_default_graph(), _tf.op_walks.outermost()
+        calls = _tf.graphs.notes_of(graph).setdefault("micro steps", [])
+        grads = [getattr(grad, "values", grad) for grad, _ in listed if grad is not None]
+        ops = _tf.op_walks.ancestors([grad.op for grad in grads]) if calls else []
+        reads = [(_tf.graphs.creation_order(op), id(outside(op.inputs[0]))) for op in ops if op.type == READ]
+        names = [
+            name
+            for other, name, handles, begun in calls
+            if other != id(self._optimizer) and any(order > begun and handle in handles for order, handle in reads)
+        ]
+        if names and self.looks_for_order:
+            self.looks_for_order = False
+            _check.warn(
+                "Gradients are computed with the weights of another accumulating optimizer, after it was called. It "
+                "makes its step only in the last micro-batch of a cycle, so they are computed with the new weights "
+                "there, and with the old ones in the others, which no full batch does: compute the gradients of both "
+                "before either is applied, or run a cycle of one and then a cycle of the other. Received: "
+                f"{self._optimizer!r} after {_check.shown(names)}. [accum: train-step-order]",
+                _check.InexactWarning,
+            )
+        variables = [_replicas.local_variable(_tf.variables.native(var)) for _, var in listed]
+        last = max(map(_tf.graphs.creation_order, graph.get_operations()[-1:]), default=0)
+        handles = {id(getattr(var, "handle", None)) for var in variables}
+        calls.append((id(self._optimizer), repr(self._optimizer), handles, last))
 
     def tell_of_gradients(
         self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_reduced: bool

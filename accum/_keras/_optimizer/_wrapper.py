@@ -164,6 +164,7 @@ class GradientAccumulateOptimizer:
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
             self._internals.warn_of_batch_norms()
+            self._internals.warn_of_order(listed)
             _tf.watching.tell_watcher(self)  # the train step of a model that does not know this optimizer
             return self._micro_step(listed, weight, is_reduced)
         with train_step.calling(self, listed):
