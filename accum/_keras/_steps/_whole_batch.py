@@ -316,9 +316,9 @@ def _reason(error: Exception) -> str:
     """Return what an error says, without the lines that AutoGraph and Keras put around it."""
     lines = re.sub("\x1b\\[[0-9;]*m", "", _check.reason_of(error)).splitlines()  # Keras 3 prints some in bold
     own = [line for line in lines if "[accum: " in line]
-    if own or len(lines) == 1:
+    if own or (len(lines) == 1 and isinstance(error, (ValueError, Unrepeatable))):
         return (own or lines)[-1].strip()
-    return f"{type(error).__name__}, where it is traced."
+    return f"{type(error).__name__}{': ' + lines[0] if len(lines) == 1 else ''}, where it is traced."
 
 
 class _Added:
