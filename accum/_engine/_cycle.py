@@ -635,9 +635,9 @@ class Cycle:
         return tf.constant(0, tf.int64) if restored is None else restored
 
     def forget_restored(self) -> None:
-        """Drop a cycle that was restored, before its next micro-batch."""
+        """Drop a cycle that was restored, before its next micro-batch, but not the length of the next one."""
         for owner in (self.state, self.state.accumulators):
-            _tf.tracking.forget_awaited(owner)
+            _tf.tracking.forget_awaited(owner, kept=["requested"])
 
     def is_in_cycle(self) -> bool:
         """Whether a cycle has begun. Not for static graphs."""

@@ -318,12 +318,14 @@ def setting_back_layers(model: tf.keras.Model) -> Iterator[None]:
     losses = [(layer, list(layer._eager_losses)) for layer in layers if hasattr(layer, "_eager_losses")]
     held: List[Any] = [getattr(layer, "_random_generator", None) for layer in layers]  # has no public name
     seeds = [(one, one._seed) for one in held if hasattr(one, "_seed")]
-    with keeping_added_losses(model):
-        yield
-    for layer, before in losses:
-        layer._eager_losses[:] = before
-    for generator, seed in seeds:
-        generator._seed = seed
+    try:
+        with keeping_added_losses(model):
+            yield
+    finally:
+        for layer, before in losses:
+            layer._eager_losses[:] = before
+        for generator, seed in seeds:
+            generator._seed = seed
 
 
 @contextlib.contextmanager

@@ -138,12 +138,16 @@ def awaited_children(owner: Any, name: str) -> Optional[Set[str]]:
 def awaited_value(owner: Any, name: str) -> Any:
     """Return the value that a restored checkpoint holds for a missing variable of `owner`, a tensor, or None."""
     waiting = owner._deferred_dependencies.get(name)
-    return next(iter(waiting[-1].value_tensors().values())) if waiting else None
+    try:
+        return next(iter(waiting[-1].value_tensors().values())) if waiting else None
+    except tf.errors.NotFoundError:  # the file is gone
+        return None
 
 
-def forget_awaited(owner: Any) -> None:
-    """Forget what a restored checkpoint holds for attributes that `owner` lacks."""
-    owner._deferred_dependencies.clear()
+def forget_awaited(owner: Any, kept: Sequence[str] = ()) -> None:
+    """Forget what a restored checkpoint holds for attributes that `owner` lacks, but for those of the names `kept`."""
+    for name in [name for name in owner._deferred_dependencies if name not in kept]:
+        del owner._deferred_dependencies[name]
 
 
 def awaited_names(owner: Any) -> List[str]:

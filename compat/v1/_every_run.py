@@ -267,8 +267,23 @@ def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.Tensor
 
 
 def _is_scaled(value: tf.Tensor, owner: tf.Operation) -> bool:
-    """Whether a value is a sum of scaled tensors, among them the variable itself, rather than a copy of it."""
-    return _unread(value).type in LINEAR + SCALING and _is_linear_in(value, {owner}, value.shape)
+    """Whether a value is the variable of `owner` scaled, or with something added, by what does not depend on it."""
+
+    def is_apart(tensor: tf.Tensor) -> bool:
+        return owner not in _tf.op_walks.ancestors([tensor.op])
+
+    def is_of_owner(tensor: tf.Tensor) -> bool:
+        op = _unread(tensor)
+        inputs = list(op.inputs)
+        if op.type in SCALING:
+            pairs = [inputs] if op.type != "Mul" else [inputs, inputs[::-1]]
+            return any(is_of_owner(one) and scale.shape.rank == 0 and is_apart(scale) for one, scale in pairs)
+        if op.type in LINEAR:
+            own = [is_of_owner(one) for one in inputs]
+            return any(own) and all(is_own or is_apart(one) for is_own, one in zip(own, inputs))
+        return op is owner
+
+    return _unread(value) is not owner and is_of_owner(value)
 
 
 def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:

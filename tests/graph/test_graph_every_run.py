@@ -557,6 +557,21 @@ def clipped_weights(problem, optimizer):
         return problem.weights.assign(tf.clip_by_value(problem.weights.read_value(), -0.1, 0.1))
 
 
+def projected_weights(problem, optimizer):
+    """Each gives what it gets if it gets what it has given."""
+    weights = problem.weights.read_value()
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        projections = [
+            weights * tf.constant([1.0, 0.0]),
+            tf.concat([tf.zeros([1]), weights[1:]], 0),
+            weights / tf.norm(weights),
+            weights * tf.minimum(1.0, 1.0 / tf.norm(weights)),
+            tf.clip_by_global_norm([weights], 1.0)[0][0],
+            weights - tf.reduce_mean(weights),
+        ]
+        return tf.group(*[problem.weights.assign(one) for one in projections])
+
+
 def averaged_loss(problem, optimizer):
     """For display."""
     with tf.control_dependencies([optimizer.minimize(problem.loss)]):
@@ -630,6 +645,7 @@ def between_steps(problem, optimizer):
     [
         copied_target,
         clipped_weights,
+        projected_weights,
         averaged_loss,
         metrics,
         counted_examples,

@@ -185,11 +185,8 @@ def test_where_a_restored_cycle_is_can_be_read_before_its_next_micro_batch(tmp_p
     model, checkpoint = made()
     checkpoint.restore(path)
     assert int(model.optimizer.micro_step) == 5 - K
-    with pytest.raises(ValueError, match="must not be in an unfinished cycle.*micro_step=2"):
-        accum.unwrap(model)
     model.optimizer.reset()
     assert int(model.optimizer.micro_step) == 0
-    accum.unwrap(model)
 
 
 @pytest.mark.tf("2.2")

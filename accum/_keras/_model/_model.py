@@ -631,7 +631,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def _warn_of_unfinished_cycle(self, where: Union[str, "os.PathLike[str]"]) -> None:
         optimizers = accumulating_optimizers(self) if self._accum.optimizers is not None else []
-        if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
+        cycles = [internals_of(optimizer).cycle for optimizer in optimizers]
+        if any(cycle.is_built and cycle.is_in_cycle() for cycle in cycles):
             _check.warn(
                 f"An unfinished cycle is left out of {where}: call `{flush_of(self)}` first, or save a "
                 "`tf.train.Checkpoint`, which keeps it. [accum: unfinished-cycle]",

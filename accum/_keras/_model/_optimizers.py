@@ -51,7 +51,9 @@ class ModelOptimizers:
         self._own.optimizers = optimizers
         accumulating = accumulating_optimizers(self._model) if optimizers else []
         gone = [optimizer for optimizer in accumulating_before if optimizer not in accumulating]
-        if any(internals_of(optimizer).cycle.is_in_cycle() for optimizer in gone):
+        if any(
+            internals_of(optimizer).cycle.is_built and internals_of(optimizer).cycle.is_in_cycle() for optimizer in gone
+        ):
             _check.warn(
                 "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call "
                 f"`{flush_of(self._model)}` first, or compile with the optimizer that the model has "

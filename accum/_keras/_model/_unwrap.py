@@ -7,6 +7,7 @@ from accum._keras._batch_norm._layer import AccumBatchNormalization
 from accum._keras._model._model import GradientAccumulateModel
 from accum._keras._model._optimizers import holds_optimizer, replace_optimizers, replaced_within
 from accum._keras._old_spellings import GAModelWrapper
+from accum._keras._optimizer._internals import internals_of
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
 from accum._keras._steps._reporting_loss import ReportingLoss
 from accum._tf import tf
@@ -90,7 +91,8 @@ def _accumulates(optimizer: tf.keras.optimizers.Optimizer) -> bool:
 
 def _check_cycles(model: tf.keras.Model) -> None:
     for optimizer in filter(_accumulates, _optimizers_of(model)):
-        micro_step = int(_tf.optimizers.without_loss_scale(optimizer).micro_step)
+        accumulating = _tf.optimizers.without_loss_scale(optimizer)
+        micro_step = int(accumulating.micro_step) if internals_of(accumulating).cycle.is_built else 0
         if micro_step > 0:
             raise ValueError(
                 "`model` must not be in an unfinished cycle: call `flush()` of its optimizer to make a step from it, "

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -17,6 +17,30 @@ from accum._keras._step_listener import StepListener
 from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
 
 READ = "ReadVariableOp"
+
+
+class _Call(NamedTuple):
+    """Calls of an accumulating optimizer, one after the other, in a graph.
+
+    Attributes:
+      optimizer: its id.
+      name: of the class of the inner optimizer.
+      handles: ids of the handles of its variables.
+      last: number of the last operation before the last call, in the order of creation.
+      number: how many calls.
+      accum_steps: how many make a step, or None.
+    """
+
+    optimizer: int
+    name: str
+    handles: Set[int]
+    last: int
+    number: int
+    accum_steps: Optional[int]
+
+    @property
+    def is_within_cycle(self) -> bool:
+        return self.accum_steps is None or self.number % self.accum_steps != 0
 
 
 class Internals:
@@ -115,37 +139,46 @@ class Internals:
                 _check.InexactWarning,
             )
 
+    @_check.rule
     def warn_of_order(self, listed: GradsAndVars) -> None:
         """Warn once of gradients that depend on weights which another accumulating optimizer has had before, in a loop.
 
         Such as those of a GAN's generator, after the step of its discriminator, which only the last micro-batch makes.
+        Left out is what follows whole cycles of the other one.
         """
-        if tf.executing_eagerly() or not self.may_take_several:
+        if tf.executing_eagerly() or _tf.graphs.in_static_graph() or not self.may_take_several:
             return
-        graph, outside = tf.compat.v1.get_default_graph(), _tf.op_walks.outermost()
+        graph, own = tf.compat.v1.get_default_graph(), id(self._optimizer)
         calls = _tf.graphs.notes_of(graph).setdefault("micro steps", [])
-        grads = [getattr(grad, "values", grad) for grad, _ in listed if grad is not None]
-        ops = _tf.op_walks.ancestors([grad.op for grad in grads]) if calls else []
+        if any(call.optimizer == own for call in calls) and calls[-1].optimizer != own:
+            calls.clear()  # another round, in which all gradients may be computed first
+        before = [call for call in calls if call.optimizer != own and call.is_within_cycle]
+        if before and self.looks_for_order:
+            self._warn_of_reads_since(before, [getattr(grad, "values", grad) for grad, _ in listed])
+        last = max(map(_tf.graphs.creation_order, graph.get_operations()[-1:]), default=0)
+        variables = [_replicas.local_variable(_tf.variables.native(var)) for _, var in listed]
+        handles = {id(getattr(var, "handle", None)) for var in variables}
+        number = 1 + sum(call.number for call in calls if call.optimizer == own)
+        steps = self.cycle.plan.accum_steps if isinstance(self.cycle.plan.accum_steps, int) else None
+        calls[:] = [call for call in calls if call.optimizer != own]
+        calls.append(_Call(own, type(self._optimizer.optimizer).__name__, handles, last, number, steps))
+
+    def _warn_of_reads_since(self, calls: Sequence["_Call"], grads: Sequence[Any]) -> None:
+        outside = _tf.op_walks.outermost()
+        ops = _tf.op_walks.ancestors([grad.op for grad in grads if grad is not None and not hasattr(grad, "numpy")])
         reads = [(_tf.graphs.creation_order(op), id(outside(op.inputs[0]))) for op in ops if op.type == READ]
-        names = [
-            name
-            for other, name, handles, begun in calls
-            if other != id(self._optimizer) and any(order > begun and handle in handles for order, handle in reads)
-        ]
-        if names and self.looks_for_order:
+        names = [call.name for call in calls if any(order > call.last and one in call.handles for order, one in reads)]
+        if names:
             self.looks_for_order = False
             _check.warn(
                 "Gradients are computed with the weights of another accumulating optimizer, after it was called. It "
                 "makes its step only in the last micro-batch of a cycle, so they are computed with the new weights "
                 "there, and with the old ones in the others, which no full batch does: compute the gradients of both "
-                "before either is applied, or run a cycle of one and then a cycle of the other. Received: "
-                f"{self._optimizer!r} after {_check.shown(names)}. [accum: train-step-order]",
+                "before either is applied, or run a cycle of one and then a cycle of the other. Received: that around "
+                f"{type(self._optimizer.optimizer).__name__} after that around {_check.shown(names)}."
+                " [accum: train-step-order]",
                 _check.InexactWarning,
             )
-        variables = [_replicas.local_variable(_tf.variables.native(var)) for _, var in listed]
-        last = max(map(_tf.graphs.creation_order, graph.get_operations()[-1:]), default=0)
-        handles = {id(getattr(var, "handle", None)) for var in variables}
-        calls.append((id(self._optimizer), repr(self._optimizer), handles, last))
 
     def tell_of_gradients(
         self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_reduced: bool

@@ -164,7 +164,6 @@ class GradientAccumulateOptimizer:
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
             self._internals.warn_of_batch_norms()
-            self._internals.warn_of_order(listed)
             _tf.watching.tell_watcher(self)  # the train step of a model that does not know this optimizer
             return self._micro_step(listed, weight, is_reduced)
         with train_step.calling(self, listed):
@@ -185,6 +184,8 @@ class GradientAccumulateOptimizer:
         is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
         listed = _check.pairs(listed)
+        if _step_context.of_optimizer(self).train_step is None:
+            self._internals.warn_of_order(listed)
 
         def tell() -> None:
             self._internals.tell_of_gradients([grad for grad, _ in listed], weight, is_reduced)
@@ -243,7 +244,8 @@ class GradientAccumulateOptimizer:
         Returns:
           An op, or None.
         """
-        self._cycle.forget_restored()
+        if not self._cycle.is_built and tf.executing_eagerly():
+            self._cycle.forget_restored()
         return self._between_replicas(self._cycle.zero)
 
     def build(self, var_list: Iterable[tf.Variable]) -> None:
@@ -347,7 +349,7 @@ class GradientAccumulateOptimizer:
 
     @property
     def has_stepped(self) -> tf.Tensor:
-        """Whether the last micro step made a step, or `flush` after it, a bool scalar.
+        """Whether the last micro step made a step, a bool scalar; after `flush`, whether that made one.
 
         Useful to update moving averages or target networks.
 
