@@ -19,6 +19,8 @@ def reshape(op: Op) -> Layout:
     if layout is None:
         raise Meets("its input has no axis of examples")
     before, after = product(op.dims(0)[: layout.axis]) * layout.blocks, product(op.output_dims()[:axis])
+    if not after:
+        raise Meets("it has no entries")
     blocks, rest = divmod(before, after)
     per_example, more = divmod(factor, blocks) if blocks else (0, 1)
     if rest or more:

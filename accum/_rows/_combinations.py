@@ -5,7 +5,7 @@ from typing import Optional
 import numpy as np
 
 from accum._rows._decisions import Decisions
-from accum._rows._flat_graph import Key, node_of
+from accum._rows._flat_graph import Key, Node, node_of
 from accum._rows._states import depends, level_of
 from accum._tf import tf
 
@@ -28,8 +28,9 @@ def combination_of(key: Key, decided: Decisions) -> Optional[str]:
     node = decided.nodes[node_of(key)]
     if decided.decisions[node.name].kind == "reduces":
         is_first = level_of(decided.states.get(node.inputs[0])) == 0
-        return PARTS.get(node.type) if is_first else None
-    if node.type == "Cast" and not tf.as_dtype(node.dtypes[0]).is_floating:
+        is_rounded = node.type == "Mean" and not _is_exact(node)
+        return PARTS.get(node.type) if is_first and not is_rounded else None
+    if node.type in ("Cast", "Mean") and not _is_exact(node):
         return None
     if node.type == "IdentityN":
         return combination_of(node.inputs[int(key.rsplit(":", 1)[1])], decided)
@@ -44,6 +45,12 @@ def combination_of(key: Key, decided: Decisions) -> Optional[str]:
         return None
     rest = [key for key, kind in zip(node.inputs, kinds) if kind == "constant"]  # which is the mean of itself
     return others[0] if others[0] == "mean" or all(_is_zero(one, decided) for one in rest) else None
+
+
+def _is_exact(node: Node) -> bool:
+    """Whether the output of an operation is no integer, to which it would have been rounded."""
+    dtype = tf.as_dtype(node.dtypes[0])
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _is_zero(key: Key, decided: Decisions) -> bool:

@@ -86,8 +86,11 @@ class Decision(NamedTuple):
 
 
 def may_be_scalar(graph: tf.Graph, node: Node) -> bool:
-    """Whether a node is a placeholder of the user's, of unknown rank, for which a guess is needed."""
-    if node.type != "Placeholder" or node.name != node.owner:
+    """Whether a node is a placeholder of the user's, of unknown rank, for which a guess is needed.
+
+    In a function, such placeholders stand for its arguments and for what it captures, and nobody tells of the guess.
+    """
+    if node.type != "Placeholder" or node.name != node.owner or _tf.graphs.is_function(graph):
         return False
     tensor = graph.get_tensor_by_name(node.outputs[0])
     return tensor.shape.rank is None and tensor.dtype not in (tf.resource, tf.variant)
@@ -423,7 +426,8 @@ class Decisions:
             # Of a length with a limit, shapes are known for two numbers of examples alone.
             is_guess = node.type in OF_SHAPE and node.type != "Rank" and any(map(self.counts, node.inputs))
             self._keep_values(node, [None] * len(node.dtypes) if is_guess else self._known_shapes.values_of(node))
-        if any(map(self._unsure.__contains__, node.inputs)) or self._seems_as_long(node, results):
+        is_unsure = any(map(self._unsure.__contains__, node.inputs)) or self._takes_a_limit(node, states)
+        if is_unsure or self._seems_as_long(node, results):
             self._unsure.update(node.outputs)
         for key, state in zip(node.outputs, results):
             if key not in self.inputs:
@@ -439,6 +443,17 @@ class Decisions:
         return not self._compared.isdisjoint(keys) or any(
             values is not None and _seems_multiple(values) for values in numbers
         )
+
+    def _takes_a_limit(self, node: Node, states: Sequence[Optional[State]]) -> bool:
+        """Whether rows may be as long on an axis as a number that is no multiple of the examples, as `k` in `top_k`.
+
+        Where such a number is the same for those of `COUNTS`, so are the inferred shapes.
+        """
+        if node.type not in RULES or node.type in ELEMENTWISE or not any(map(has_rows, states)):
+            return False
+        numbers = [self.values.get(key) for key in node.inputs if self.is_count(key)]
+        lengths = [values for values in numbers if values is not None and np.issubdtype(values[0].dtype, np.integer)]
+        return not all(_are_regular(values) for values in lengths if len({value.shape for value in values}) == 1)
 
     def _note_size(self, node: Node, key: Key) -> None:
         """Note whether a size is the same for any number of examples."""
@@ -497,10 +512,7 @@ class Decisions:
                 continue
             if values is None or key in self._compared:
                 raise Meets("how a length depends on the number of examples is not known")
-            lengths = np.stack([np.ravel(value) for value in values])
-            per_example = lengths[0] // SIZES[0]
-            is_same, is_multiple = lengths == lengths[:1], lengths == np.outer(SIZES, per_example)
-            if not np.all(is_same.all(axis=0) | is_multiple.all(axis=0)):
+            if not _are_regular(values):
                 raise Meets("a length depends on the number of examples, and is no multiple of it")
 
     def _keep_values(self, node: Node, values: Sequence[Optional[Values]]) -> None:
@@ -691,6 +703,8 @@ class Decisions:
         if node.type not in ON_LISTS:
             raise Meets(f"no rule for {node.type} of a list")
         state = either(states)
+        if state is not None and node.type == "ZerosLike":
+            state = state._replace(share=None)  # zeros are no places of rows
         self._say(node, self._kind_of(state))
         return [state] * len(node.dtypes)
 
@@ -749,6 +763,14 @@ def _behind(state: Optional[State], predicate: Optional[State]) -> Optional[Stat
     if predicate is None or state is None or state.kind not in ("rows", "list"):
         return either([state, predicate])
     return joined(level_of(predicate)) if predicate.kind == "joined" else _at_least(state, level_of(predicate))
+
+
+def _are_regular(values: Values) -> bool:
+    """Whether integers are each the same for any number of examples, or a multiple of it."""
+    lengths = np.stack([np.ravel(value) for value in values])
+    per_example = lengths[0] // SIZES[0]
+    is_same, is_multiple = lengths == lengths[:1], lengths == np.outer(SIZES, per_example)
+    return bool(np.all(is_same.all(axis=0) | is_multiple.all(axis=0)))
 
 
 def _seems_multiple(values: Values) -> bool:

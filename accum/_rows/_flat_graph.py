@@ -186,7 +186,8 @@ class FlatGraph:
             node, output, index = name.split(":")
             return f"{prefix}{node}:{firsts[node][output] + int(index)}"
 
-        for proto in body.node_def:
+        for stripped in body.node_def:
+            proto = _tf.definitions.with_defaults(self.definition(stripped.op), stripped)
             inputs = [key_of(name) for name in proto.input if not name.startswith("^")]
             waits = [prefix + name[1:] for name in proto.input if name.startswith("^") and name[1:] in firsts]
             waits += controls if not inputs and not waits else []

@@ -183,6 +183,8 @@ def batch_norm(op: Op) -> Outcome:
         return _normalised_apart(op, count)
     op.only(0)
     if not op.attribute("is_training").b:
+        if any(state is not None for state in op.states[3:]):  # which it returns
+            raise Meets("its statistics depend on the examples")
         return _outcome(count, layout, INDEPENDENT, INDEPENDENT, INDEPENDENT, INDEPENDENT, OPAQUE)
     return Outcome([layout] + [None] * (count - 1), "moments", is_behind=True)
 

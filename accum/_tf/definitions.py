@@ -11,6 +11,18 @@ def definition_of(graph: tf.Graph, kind: str) -> Any:
     return find(kind)
 
 
+def with_defaults(definition: Any, node: Any) -> Any:
+    """Return a `NodeDef` with all attributes that it has by default, which functions in a file may lack."""
+    lacking = [one for one in definition.attr if one.HasField("default_value") and one.name not in node.attr]
+    if not lacking:
+        return node
+    filled = tf.compat.v1.NodeDef()
+    filled.CopyFrom(node)
+    for one in lacking:
+        filled.attr[one.name].CopyFrom(one.default_value)
+    return filled
+
+
 def output_types(definition: Any, node: Any) -> List[int]:
     """Return the dtypes, as enums, of the outputs of a `NodeDef`; that of a ref variable is a ref type, above 100."""
     return [dtype for argument in definition.output_arg for dtype in argument_types(argument, node)]

@@ -8,10 +8,10 @@ from accum import _rows
 tf1 = tf.compat.v1
 
 
-def lookup(words, first=0, parts_of_places=None, parts=(0, 1), places=(0, 1)):
+def lookup(words, first=0, parts_of_places=None, parts=(0, 1), places=(0, 1), numbered=tf.identity):
     """Look words up as `tf.nn.embedding_lookup` does in a table of two parts."""
     part_of = words % 2
-    numbers = tf.range(first, first + tf.size(words))
+    numbers = numbered(tf.range(first, first + tf.size(words)))
     of_places = part_of if parts_of_places is None else parts_of_places(words)
     there = tf1.dynamic_partition(numbers, of_places, 2)
     rows = tf1.dynamic_partition(words // 2, part_of, 2)
@@ -36,8 +36,14 @@ def test_rows_that_come_back_to_their_places_are_apart():
 @pytest.mark.law("L21")
 @pytest.mark.parametrize(
     "options",
-    [{"first": 1}, {"parts_of_places": lambda words: words // 2 % 2}, {"parts": (1, 0)}, {"places": (1, 0)}],
-    ids=["from 1", "by other parts", "parts turned", "places turned"],
+    [
+        {"first": 1},
+        {"parts_of_places": lambda words: words // 2 % 2},
+        {"parts": (1, 0)},
+        {"places": (1, 0)},
+        {"numbered": tf.zeros_like},
+    ],
+    ids=["from 1", "by other parts", "parts turned", "places turned", "all to the first place"],
 )
 def test_rows_that_come_back_to_other_places_have_met(options):
     assert kind_of(**options) in ("meets", "behind")

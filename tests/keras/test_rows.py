@@ -193,6 +193,7 @@ MEETING = {
     "reshape that mixes": lambda x: tf.reshape(x, [3, -1]),
     "reshape of a pair": lambda x: tf.reshape(x, [-1, 2, 3]),
     "flat": lambda x: tf.reshape(tf.transpose(x), [-1, 3]),
+    "reshape of nothing": lambda x: tf.reshape(tf.transpose(x)[:0], tf.stack([0, tf.shape(x)[0], 2])),
     "squeeze": lambda x: tf.squeeze(x[:, :1]),
     "positions": lambda x: tf.range(tf.shape(x)[0]),
     "tile by the number": lambda x: tf.tile(x, [1, tf.shape(x)[0]]),
@@ -326,6 +327,52 @@ def test_the_first_examples_are_not_all_of_a_larger_batch(most):
         y = 2.0 * x[: tf.minimum(tf.shape(x)[0], most)]
         analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
     assert analysis.rows(y.name) != Rows(0, 1) or analysis.level(y.name) == 1
+
+
+@pytest.mark.law("L21")
+def test_how_many_of_the_largest_there_are_is_another_number_for_a_small_batch():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 50])
+        fixed, limited = (tf.shape(tf.nn.top_k(x, k)[0])[1] for k in (6, tf.minimum(6, tf.shape(x)[0])))
+        analysis = analyse(graph, [fixed.op.name, limited.op.name], {x.name: Rows(0, 1)})
+    assert analysis.is_count(limited.name) and not analysis.is_count(fixed.name)
+
+
+@pytest.mark.law("L21")
+def test_what_a_function_is_given_without_a_rank_is_no_scalar():
+    tensors = tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec(None, tf.float32)
+    concrete = tf.function(lambda x, other: x * other).get_concrete_function(*tensors)
+    (x, _), (output,) = concrete.graph.inputs, concrete.graph.outputs
+    analysis = analyse(concrete.graph, [output.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(output.name) is None and not analysis.scalars
+
+
+@pytest.mark.law("L21")
+def test_statistics_that_a_normalisation_is_given_and_returns_are_those_of_the_batch():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 4, 4, 2])
+        mean = tf.reduce_mean(x, [0, 1, 2])
+        of_batch, of_all = (
+            tf1.nn.fused_batch_norm(x, mean, mean, mean=one, variance=tf.ones([2]), is_training=False)[1]
+            for one in (mean, tf.zeros([2]))
+        )
+        analysis = analyse(graph, [of_batch.op.name, of_all.op.name], {x.name: Rows(0, 1)})
+    assert analysis.depends(of_batch.name) and not analysis.depends(of_all.name)
+
+
+@pytest.mark.law("L21")
+def test_a_function_from_a_file_without_default_attributes_normalises_as_in_training():
+    function = tf.function(lambda x: tf1.nn.fused_batch_norm(x, tf.ones([2]), tf.zeros([2]), is_training=True)[0])
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 4, 4, 2], name="x")
+        tf.identity(function(x), name="y")
+    graph_def = graph.as_graph_def()
+    for node in (node for one in graph_def.library.function for node in one.node_def):
+        node.attr.pop("is_training", None)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+        analysis = analyse(graph, ["y"], {"x:0": Rows(0, 1)})
+    assert analysis.level("y:0") == 1 and analysis.reduces
 
 
 @pytest.mark.law("L21")
@@ -484,6 +531,7 @@ SCALARS = {
     "by the number": (lambda x: size_of(x), None),
     "sum by at least 100": (lambda x: tf.reduce_sum(x) / tf.maximum(size_of(x), 100.0), None),
     "sum by whole pairs": (lambda x: tf.reduce_sum(x) / tf.floor(size_of(x) / 2.0), None),
+    "mean of integers": (lambda x: tf.cast(tf.reduce_mean(tf.cast(100.0 * x, tf.int32)), tf.float32), None),
     "whole part of a sum": (lambda x: tf.cast(tf.cast(0.3 * tf.reduce_sum(x), tf.int32), tf.float32), None),
 }
 
