@@ -45,6 +45,11 @@ class Batch:
         """Whether all that it holds of an example is dense."""
         return not any(isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) for leaf in self._leaves)
 
+    @property
+    def tensors(self) -> List[tf.Tensor]:
+        """Those of the batch, in the order of `flatten`."""
+        return [tensor for leaf in self._leaves for tensor in _components(leaf)]
+
     def specs(self) -> List[tf.TensorSpec]:
         """Return the specs of the tensors of a part of the batch, in the order of `flatten`."""
         specs = []

@@ -72,7 +72,6 @@ class Segments:
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
         self.kept = kept_keys(is_needed, cuts)
         self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.leveled.drawn}
-        self.kept |= {key for mark in trace.wholes for key in mark.parts if key in uses}  # nothing computes it again
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
         for begin, end in zip(cuts, cuts[1:] + [graph.leveled.count]):
@@ -194,6 +193,7 @@ class SegmentedFunction:
         self._whole_values: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._begun: Dict[Key, tf.Tensor] = {}  # those of them that are known when the run begins
         self._is_at_once = False
+        self._leaves: Optional[List[tf.Tensor]] = None  # the examples of the one micro-batch that is computed
         self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
@@ -219,36 +219,104 @@ class SegmentedFunction:
         self._receive(fetched)
         return [fetched[key] for key in trace.outputs], [fetched[loss.value] for loss in trace.losses]
 
-    def at_once(self) -> Tuple[List[tf.Tensor], List[tf.Tensor], Dict[int, tf.Tensor]]:
-        """Compute what `forward` has returned again, in operations of this graph that can be differentiated twice.
+    def again(
+        self,
+        derive: Callable[[Dict[Key, tf.Tensor], Dict[int, tf.Tensor], List[tf.Tensor]], List[tf.Tensor]],
+        given: Sequence[tf.Tensor],
+        are_rows: Sequence[bool],
+        like: Sequence[tf.Tensor],
+    ) -> List[tf.Tensor]:
+        """Compute again what `forward` has returned, for a second derivative, and what follows from it.
 
-        The batch is one micro-batch, with the same draws. Nothing is assigned.
+        It has the same draws, and nothing is assigned. Where no examples meet in the function, each micro-batch is
+        computed apart. Otherwise, the batch is one micro-batch.
+
+        Args:
+          derive: function of {key: tensor} of outputs and losses; of {id of the handle of a variable in this graph: the
+            value as which `forward` read it}; and of the parts of `given`.
+          given: tensors whose first axis is the batch.
+          are_rows: for each of the results of `derive`, whether their first axis is the batch. Others are added up.
+          like: for each of them, a tensor of its dtype and of its shape for the batch.
 
         Returns:
-          (outputs, losses, {id of the handle of a variable in this graph: the value as which `forward` read it})
+          The results for the batch.
 
         Raises:
           ValueError: the function normalises by statistics, has operations with gradients of their own, or effects,
             draws what can't be drawn again, or reads a variable both before and behind an assignment to it.
         """
+        self._require_repeatable()
+        batch, watched = self._micro.batch, given[: len(self._trace.watched_grads)]
+        places: Dict[int, List[int]] = {}  # of a tensor in the batch, which may be several of its inputs
+        for place, one in enumerate(batch.tensors):
+            places.setdefault(id(one), []).append(place)
+        if any(id(one) not in places for one in watched):
+            raise ValueError(NOT_TWICE)
+
+        def own_leaves(leaves: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+            """Return those of the batch's tensors, each another one, that stand for what is watched."""
+            following = {key: iter(of_key) for key, of_key in places.items()}
+            return [leaves[next(following[id(one)])] for one in watched]
+
+        def here(one: tf.Tensor) -> tf.Tensor:
+            """Return a tensor of its own, even for one that is given twice: each has a derivative of its own."""
+            return tf.identity(_tf.graph_parts.captured(one))
+
+        if self._trace.wholes or self._trace.losses or len(self._cut.forward) > 1:
+            _check.warn(
+                "A gradient of a gradient is computed for the whole batch at once, which is exact but saves no memory, "
+                "because examples meet in the network, or it adds losses. [accum: not-split]"
+            )
+            run, states = self._beginning_again()
+            run._leaves = [here(one) for one in batch.tensors]
+            others = [here(one) for one in given[len(watched) :]]
+            return derive(run._fetched(), states, own_leaves(run._leaves) + others)
+        (phase,) = self._cut.forward
+
+        def combined(values: Sequence[Any]) -> List[Any]:
+            return [JoinedRows(one) if has_rows else Sum(one) for one, has_rows in zip(values, are_rows)]
+
+        def begin() -> List[Any]:
+            zeros = [_float32(tf.zeros_like(_tf.graph_parts.captured(one))) for one in like]
+            specs = [
+                tf.TensorSpec([None] + one.shape.as_list()[1:] if one.shape.rank else None, one.dtype) for one in like
+            ]
+            return combined([spec if has_rows else zero for spec, zero, has_rows in zip(specs, zeros, are_rows)])
+
+        def micro_batch(_: Nested, index: Index) -> List[Any]:
+            run, states = self._beginning_again()
+            run._leaves = batch.flatten(self._micro.part(batch, index))
+            parts = [self._micro.part(Batch(one), index) for one in given[len(watched) :]]
+            fetched = self._segments.run(phase, run._feeds(phase, index))
+            values = derive(fetched, states, own_leaves(run._leaves) + parts)
+            return combined([one if has_rows else _float32(one) for one, has_rows in zip(values, are_rows)])
+
+        totals = self._micro.run(micro_batch, begin)
+        return [tf.cast(total, one.dtype) for total, one in zip(totals, like)]
+
+    def _require_repeatable(self) -> None:
+        """Raise unless what `forward` has returned can be computed again and differentiated twice."""
         trace, phases = self._trace, self._cut.forward + self._cut.wholes
         nodes = {name for phase in phases for name in phase.nodes} & _tf.graph_parts.own_gradients_in(trace.graph)
-        taken = {key for phase in phases for key in phase.feeds}
         drawn = map(trace.graph.get_operation_by_name, self._cut.leveled.drawn)
         acts = any(phase.effects for phase in phases) or any(map(_tf.random_ops.random_op_of, drawn))
-        values = [pair for pair in self._cut.variables.read_as() if pair[0] in taken]
-        handles = [id(handle) for key, handle in values if is_differentiable(self._cut.leveled.spec(key))]
+        handles = [id(handle) for key, handle in self._values_read() if is_differentiable(self._cut.leveled.spec(key))]
         if nodes or trace.statistics or acts or self._cut.variables.read_between or len(handles) > len(set(handles)):
             raise ValueError(NOT_TWICE)
-        again = copy.copy(self)
-        again._is_at_once, again._stored, again._whole_values = True, {}, dict(self._begun)
-        states = {}
-        for key, handle in values:
+
+    def _values_read(self) -> List[Tuple[Key, tf.Tensor]]:
+        """Return (key, handle) for each value of a variable that the forward phases take."""
+        taken = {key for phase in self._cut.forward + self._cut.wholes for key in phase.feeds}
+        return [pair for pair in self._cut.variables.read_as() if pair[0] in taken]
+
+    def _beginning_again(self) -> Tuple["SegmentedFunction", Dict[int, tf.Tensor]]:
+        """Return a run in the current graph that begins with the values of this one, and the `states` of `again`."""
+        run, states = copy.copy(self), {}
+        run._is_at_once, run._stored, run._whole_values = True, {}, dict(self._begun)
+        for key, handle in self._values_read():
             value = tf.stop_gradient(_tf.graph_parts.captured(self._begun[key]))
-            again._whole_values[key] = states[id(_tf.graph_parts.captured(handle))] = value
-        fetched = again._fetched()
-        outputs = [fetched[key] for key in trace.outputs]
-        return outputs, [fetched[loss.value] for loss in trace.losses], states
+            run._whole_values[key] = states[id(_tf.graph_parts.captured(handle))] = value
+        return run, states
 
     def _fetched(self) -> Dict[Key, Any]:
         """Run the forward phases. Returns {key: what is fetched of the whole batch}."""
@@ -391,7 +459,7 @@ class SegmentedFunction:
         """Return {key: tensor} for what a phase takes of a micro-batch."""
         trace = self._trace
         feeds: Dict[Key, tf.Tensor] = {}
-        leaves = None
+        leaves = self._leaves
         for key in phase.feeds:
             if key in self._whole_values:
                 feeds[key] = self._cast(key, self._whole_values[key])

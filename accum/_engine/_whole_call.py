@@ -10,9 +10,9 @@ from accum import _check, _tf
 from accum._engine._batch import Batch, Size
 from accum._engine._draws import warn_of_others
 from accum._engine._found_statistics import FoundStatistics, Receive
-from accum._engine._gradients import custom_gradient, divided
+from accum._engine._gradients import divided
 from accum._engine._joined_rows import join_rows
-from accum._engine._linked_gradient import with_gradient
+from accum._engine._linked_gradient import Derive, noted, with_gradient
 from accum._engine._meetings import drawing_for_all, meetings
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._part import Key
@@ -185,28 +185,24 @@ def whole_call(
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
-    def at_once() -> Tuple[List[tf.Tensor], Dict[int, tf.Tensor]]:
+    def again(
+        derive: Derive, given: Sequence[tf.Tensor], are_rows: Sequence[bool], like: Sequence[tf.Tensor]
+    ) -> List[tf.Tensor]:
         require_unchanged()
-        own_outputs, own_losses, states = run.at_once()
-        return [own_outputs[index] for index in floats] + own_losses, states
+
+        def derived(
+            fetched: Dict[Key, tf.Tensor], states: Dict[int, tf.Tensor], parts: List[tf.Tensor]
+        ) -> List[tf.Tensor]:
+            return derive([fetched[key] for key in results], states, parts)
+
+        return run.again(derived, given, are_rows, like)
 
     tensors = [outputs[index] for index in floats] + losses
-    linked = with_gradient(tensors, [*sources, *watched], inputs, backward, at_once)
-    linked = [_noted(tensor, functools.partial(asked.add, key)) for tensor, key in zip(linked, results)]
+    linked = with_gradient(tensors, sources, watched, inputs, backward, again)
+    linked = [noted(tensor, functools.partial(asked.add, key)) for tensor, key in zip(linked, results)]
     for index, tensor in zip(floats, linked):
         outputs[index] = tensor
     return outputs, linked[len(floats) :]
-
-
-def _noted(tensor: tf.Tensor, note: Callable[[], None]) -> tf.Tensor:
-    """Return a tensor that calls a function where its gradient is computed."""
-
-    def grad(upstream: tf.Tensor) -> List[tf.Tensor]:
-        note()
-        return [upstream]
-
-    (noted,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
-    return noted
 
 
 def _variables_behind(trace: Trace, keys: Iterable[Key]) -> Set[int]:

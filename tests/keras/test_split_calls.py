@@ -307,6 +307,108 @@ class PenaltyBehindNormalization(Penalty):
         self.critic = dense(1, 5, norm=True)
 
 
+class ConditionalPenalty(Penalty):
+    """As that of a critic that knows the class of each example; one tape gives two gradients."""
+
+    def make(self):
+        inputs = [tf.keras.Input((5,)), tf.keras.Input((3,))]
+        hidden = layers.Concatenate()([inputs[0], layers.Dense(3, activation="tanh")(inputs[1])])
+        self.critic = tf.keras.Model(inputs, [dense(1, 8)(hidden), dense(2, 8)(hidden)])
+
+    def penalty(self, data):
+        mixed = 0.5 * (data + data[::-1])
+        with tf.GradientTape(persistent=True) as of_inputs:
+            of_inputs.watch(mixed)
+            first, second = self.critic([mixed, data[:, :3]], training=True)
+            sums = tf.reduce_sum(second, axis=1)
+        slopes = [of_inputs.gradient(one, mixed) for one in (first, sums)]
+        lengths = [tf.sqrt(tf.reduce_sum(slope**2, axis=1) + 1e-3) for slope in slopes]
+        return tf.reduce_mean((lengths[0] - 1.0) ** 2) + tf.reduce_mean(first * lengths[1][:, None])
+
+
+class PenaltyOfPairs(Penalty):
+    """Of a network that takes the same tensor twice."""
+
+    def make(self):
+        inputs = [tf.keras.Input((5,)), tf.keras.Input((5,))]
+        hidden = layers.Concatenate()([layers.Dense(3, activation="tanh")(inputs[0]), inputs[1]])
+        self.critic = tf.keras.Model(inputs, dense(1, 8)(hidden))
+
+    def penalty(self, data):
+        mixed = tf.tanh(data)
+        with tf.GradientTape() as of_inputs:
+            of_inputs.watch(mixed)
+            outputs = self.critic([mixed, mixed], training=True)
+        return tf.reduce_mean(of_inputs.gradient(outputs, mixed) ** 2)
+
+
+class PenaltyAlong(Penalty):
+    """Of a derivative along the inputs themselves, which depend on weights."""
+
+    def make(self):
+        self.generator, self.critic = dense(5, 5), dense(5, 5)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            made = self.generator(data, training=True)
+            with tf.GradientTape() as of_inputs:
+                of_inputs.watch(made)
+                outputs = self.critic(made, training=True)
+            loss = tf.reduce_mean(of_inputs.gradient(outputs, made, output_gradients=made) ** 2)
+        self.update(self.first, tape, loss, self.generator.trainable_variables + self.critic.trainable_variables)
+        return {"loss": loss}
+
+
+class PenaltyOfTwoOutputs(Penalty):
+    """Of a sum of outputs, whose gradients are the same tensor, in a network that is computed at once."""
+
+    def make(self):
+        inputs = tf.keras.Input((5,))
+        hidden = AddsLoss()(layers.Dense(4, activation="tanh")(inputs))
+        self.critic = tf.keras.Model(inputs, [dense(1, 4)(hidden), dense(1, 4)(hidden)])
+
+    def penalty(self, data):
+        with tf.GradientTape() as of_inputs:
+            of_inputs.watch(data)
+            outputs = sum(self.critic(data, training=True)) ** 2
+        return tf.reduce_mean(of_inputs.gradient(outputs, data) ** 2) + tf.add_n(self.critic.losses)
+
+
+class Compared(layers.Layer):
+    """Appends the share of each example in all of them."""
+
+    def call(self, inputs):
+        return tf.concat([inputs, tf.nn.softmax(inputs, axis=0)], axis=1)
+
+
+class PenaltyAmongExamples(Penalty):
+    def make(self):
+        stack = [tf.keras.Input((5,)), layers.Dense(4, activation="tanh"), Compared(), layers.Dense(1)]
+        self.critic = tf.keras.Sequential(stack)
+
+
+class AddsLoss(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs**2))
+        return inputs
+
+
+class PenaltyBesideAddedLoss(Penalty):
+    def make(self):
+        stack = [tf.keras.Input((5,)), layers.Dense(4, activation="tanh"), AddsLoss(), layers.Dense(1)]
+        self.critic = tf.keras.Sequential(stack)
+
+    def penalty(self, data):
+        return super().penalty(data) + tf.add_n(self.critic.losses)
+
+
+class PenaltyWithNoise(Penalty):
+    def make(self):
+        stack = [tf.keras.Input((5,)), layers.Dense(8, activation="tanh"), layers.Dropout(0.5, seed=1), layers.Dense(1)]
+        self.critic = tf.keras.Sequential(stack)
+
+
 class PenaltyInLoop(Penalty):
     def make(self):
         loop = lambda x: tf.while_loop(lambda n, _: n < 2, lambda n, y: (n + 1, y + tf.sin(y)), [0, x])[1]
@@ -1042,6 +1144,17 @@ def test_a_function_within_the_step_that_was_traced_before_is_refused_by_name():
         trained(Helper, evaluates=True, accum_steps=1, micro_batch_size=6, whole_batch="all")
 
 
+def test_a_call_that_fails_when_it_is_being_split_is_not_made_at_once_too(monkeypatch):
+    """Its moving statistics have moved by then, and would move again."""
+
+    def fails(*args):
+        raise ValueError("while it was linked")
+
+    monkeypatch.setattr("accum._engine._whole_call.with_gradient", fails)
+    with pytest.raises(ValueError, match="while it was linked"):
+        trained(AutoEncoder, micro_batch_size=6)
+
+
 @pytest.mark.parametrize("make", [Unsplit, Pairs])
 def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
     expected, _ = plain(make)
@@ -1074,18 +1187,61 @@ def test_a_conditional_that_reads_what_was_assigned_before_or_assigns_is_compute
     assert len(said) == 1 and "[accum: whole-batch-loop]" in said[0]
 
 
+PENALTIES = [Penalty, PenaltyOnWeights, PenaltyBehindAssignment, Moving, ConditionalPenalty]
+PENALTIES += [PenaltyOfPairs, PenaltyAlong]
+
+
+@pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
+@pytest.mark.filterwarnings("error:.* computed for the whole batch at once")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
-    "make",
-    [Penalty, PenaltyOnWeights, PenaltyBehindAssignment, Moving]
-    + [pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))],
+    "make", PENALTIES + [pytest.param(PenaltyInLoop, marks=pytest.mark.tf("2.8", because="2.2 can't"))]
 )
 def test_a_second_gradient_is_that_of_the_full_batch(make, run_eagerly):
     expected, logs = plain(make)
-    with pytest.warns(UserWarning, match="A gradient of a gradient is computed for the whole batch at once"):
-        weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6)
+    weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6)
     assert_same(weights, expected)
     assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.filterwarnings("error:.* computed for the whole batch at once")
+@pytest.mark.parametrize("make", [Penalty, PenaltyOnWeights])
+def test_a_second_gradient_on_replicas_is_that_of_the_full_batch(make):
+    expected, _ = trained(make, replicas=2, run_eagerly=False)
+    assert_same(trained(make, replicas=2, accum_steps=1, micro_batch_size=3)[0], expected)
+
+
+def test_a_second_gradient_draws_for_each_example_what_the_first_did():
+    expected, _ = trained(PenaltyWithNoise, micro_batch_size=10)
+    assert_same(trained(PenaltyWithNoise, micro_batch_size=6)[0], expected)
+    assert max(np.abs(one - other).max() for one, other in zip(expected, plain(Penalty)[0])) > 1e-4
+
+
+def products_of(make, **options):
+    """Return the lengths of the first axis of all matrix products in a traced step of a batch of constant size."""
+    model = make()
+    model(X[:2])
+    model = accum.GradientAccumulateModel.from_model(model, **options)
+    model.compile(**JIT)
+    step = tf.function(lambda data: model.train_step((data, data)))
+    graph_def = step.get_concrete_function(tf.TensorSpec([BATCH, 5])).graph.as_graph_def(add_shapes=True)
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    shapes = [node.attr["_output_shapes"].list.shape[0] for node in nodes if node.op == "MatMul"]
+    return {shape.dim[0].size for shape in shapes if shape.dim}
+
+
+@pytest.mark.filterwarnings("ignore:.* computed for the whole batch at once")
+def test_a_second_gradient_is_computed_for_each_micro_batch():
+    assert BATCH not in products_of(Penalty, micro_batch_size=6)
+    assert BATCH in products_of(PenaltyAmongExamples, micro_batch_size=6)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("make", [PenaltyAmongExamples, PenaltyBesideAddedLoss, PenaltyOfTwoOutputs])
+def test_a_second_gradient_where_examples_meet_is_computed_at_once_and_named(make, run_eagerly):
+    expected, _ = plain(make)
+    with warned("A gradient of a gradient is computed for the whole batch at once"):
+        assert_same(trained(make, micro_batch_size=6, run_eagerly=run_eagerly)[0], expected)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ PRIVATE = {
 }
 """(Module, private attribute of TensorFlow or Keras): why it is assigned to, though nothing shared is replaced."""
 
-OURS = {"again._is_at_once", "again._stored", "again._whole_values", "graph._accum_notes"}
+OURS = {"graph._accum_notes", "run._is_at_once", "run._leaves", "run._stored", "run._whole_values"}
 
 
 def is_private(name):

@@ -95,9 +95,9 @@ class SplitStep:
         compiled = _tf.losses.compiled_losses(self._model) + _tf.losses.compiled_metrics(self._model)
         if _tf.models.has_code_of_user(self._model) or not all(map(_tf.losses.is_of_keras, compiled)):
             _check.warn(
-                "With `run_eagerly=True`, Python code of the model runs for each micro-batch. What it counts, or draws "
-                "with NumPy, differs from the full batch: keep it in a `tf.Variable`, draw with TensorFlow, or compile "
-                "without `run_eagerly`. [accum: python-once]",
+                "With `run_eagerly=True`, Python code of the model runs for each micro-batch in a step that needs one "
+                "pass, such as an evaluation. What it counts, or draws with NumPy, differs from the full batch: keep "
+                "it in a `tf.Variable`, draw with TensorFlow, or compile without `run_eagerly`. [accum: python-once]",
                 _check.InexactWarning,
             )
 

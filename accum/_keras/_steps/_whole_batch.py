@@ -507,9 +507,11 @@ class WholeBatchCalls:
         if self._model._accum.is_exact_by_default:
             return self.of_layer(self._model, call, args, kwargs)
         try:
-            return self._split(self._model, call, self._arguments(args, kwargs))
+            arguments = self._arguments(args, kwargs)
+            traced = self._repeatable(self._model, call, arguments)
         except ExamplesMeet as error:
             return self._at_once(self._model, call, args, kwargs, error)
+        return self._split(self._model, traced, arguments)
 
     def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -535,11 +537,12 @@ class WholeBatchCalls:
                     _build(call, arguments.batch)
             if not layer.weights:
                 return call(*args, **kwargs)
-            return self._split(layer, call, arguments)
-        except tf.errors.OpError:  # of a micro-batch that runs, as eagerly: perhaps out of memory
+            traced = self._repeatable(layer, call, arguments)
+        except tf.errors.OpError:  # of what runs, as eagerly: perhaps out of memory
             raise
         except Exception as error:  # what is wrong with the call itself shows when it is made at once
             return self._at_once(layer, call, args, kwargs, error)
+        return self._split(layer, traced, arguments)
 
     def _at_once(
         self,
@@ -560,12 +563,13 @@ class WholeBatchCalls:
             )
         return result
 
-    def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
-        """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does."""
-        batch = arguments.batch
+    def _repeatable(
+        self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments
+    ) -> TracedCall:
+        """Return a traced call, or raise if it can't be split. It creates no operation that changes anything."""
         if not layer.built:
             with self._within():
-                _build(call, batch)
+                _build(call, arguments.batch)
         _require_tape(layer, arguments.leaves)
         traced = self._traced(layer, call, arguments)
         segments = traced.segments
@@ -573,6 +577,14 @@ class WholeBatchCalls:
         if moved:
             raise ValueError(f"each micro-batch would change variables of it by its own examples. Received: {moved}.")
         _require_unread(segments.graph.trace)
+        return traced
+
+    def _split(self, layer: tf.keras.layers.Layer, traced: TracedCall, arguments: Arguments) -> Nested:
+        """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does.
+
+        It moves statistics, and so does the call at once, which therefore can't take its place if it fails.
+        """
+        batch, segments = arguments.batch, traced.segments
         self.is_used = True
         watched = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if is_watched]
         others = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if not is_watched]
@@ -656,10 +668,10 @@ class WholeBatchCalls:
 
         if tf.executing_eagerly() and model._accum.is_first_time("traced eagerly"):
             _check.warn(
-                "With `whole_batch`, the Python code of the model's `call` runs once, even with `run_eagerly=True`. "
-                "What it reads or changes in Python stays as it was then, such as an attribute that a callback sets or "
-                "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change."
-                " [accum: python-once]",
+                "With `whole_batch`, the Python code of the model's `call` runs once, even with `run_eagerly=True`, in "
+                "a step that sees the whole batch. What it reads or changes in Python stays as it was then, such as an "
+                "attribute that a callback sets or a draw of NumPy: keep it in a `tf.Variable`, or call `compile` "
+                "again after a change. [accum: python-once]",
                 _check.InexactWarning,
             )
         leaves = [leaf for leaf in arguments.leaves if not tf.is_tensor(leaf)]
