@@ -28,7 +28,8 @@ LARGER_BATCHES = (
 )
 
 AVERAGES_OF_WEIGHTS = (
-    "Averages of the weights move with every micro-batch, although the weights change only in a step: create them in a "
+    "Averages of the weights move with every micro-batch, although the weights change only in a step; so does whatever "
+    "else is computed from them and from itself, such as the vectors of a spectral normalisation: create them in a "
     "function that you pass to `after_step` of the `AccumOptimizer`, such as `optimizer.after_step(lambda: "
     "average.apply(variables))`, before the train op. [accum: averages-of-weights]"
 )
@@ -59,8 +60,23 @@ ADDING = ("AssignAdd", "AssignAddVariableOp")
 MOVING = ADDING + ("AssignSub", "AssignSubVariableOp")
 SETTING = ("Assign", "AssignVariableOp")
 READING = ("Identity", "ReadVariableOp", "RefIdentity")
+PASSING = READING + _tf.op_walks.ENTRANCES
 LINEAR = ("Add", "AddN", "AddV2", "Neg", "Sub")
 SCALING = ("Div", "Mul", "RealDiv")
+FED = "PlaceholderWithDefault"
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
+CHOOSING = (
+    "DynamicPartition",
+    "Gather",
+    "ResourceGather",
+    "Slice",
+    "StatelessMultinomial",
+    "StatelessRandom",
+    "StatelessTruncated",
+    "StridedSlice",
+    "TensorArrayRead",
+)
+"""How the types of operations begin that take entries, or draw numbers, by another input than the first."""
 
 
 class EveryRun:
@@ -115,8 +131,7 @@ class EveryRun:
         self._name_averages(running, of_others=True)
         results = [grad.op for grad in self._gradients] + self._losses
         carried = set(_tf.op_walks.ancestors(results, with_control=True))  # of which another warning tells
-        self._name_averages_of_weights(running, carried)
-        self._name_changes_of_weights(running, carried)
+        self._name_changes(running, carried)
         self._name_state_behind(set(running).difference(before))
         self._name_counters(running, set(before), is_counted)
 
@@ -143,52 +158,43 @@ class EveryRun:
         if by_batch:
             self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
 
-    def _name_averages_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
-        """Warn of variables to which the ops `running` assign a linear combination of themselves and trained variables.
+    def _name_changes(self, running: Sequence[tf.Operation], carried: Set[tf.Operation]) -> None:
+        """Warn of variables that the ops `running` change from what they and the trained variables are, not from data.
 
-        Left out are copies of the weights, which are the same after each micro-batch, scalars, such as an average of a
-        loss, what is computed from data or in another way, such as the moments of another optimizer, what happens in a
-        conditional of the program's own, and what runs before the train op, which is state that micro-batches carry.
+        These are trained variables that change by themselves or by numbers; others that become a linear combination of
+        themselves and trained variables, such as averages; and others that losses read and that are computed from
+        themselves and trained variables, such as the vectors of a spectral normalisation.
+
+        Left out are copies, and projections, such as what is clipped or masked, which are the same after each
+        micro-batch; scalars, such as an average of a loss; and what runs before the train op, which is state that
+        micro-batches carry.
         """
-        others = {_owner(var): var for var in tf.compat.v1.global_variables() if not getattr(var, "trainable", False)}
-        of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
-        outside = set(ops_outside_of_steps()) - before
-        names = set()
-        for op in running:
-            is_assignment = op in outside and _tf.op_walks.changes_variable(op) and len(op.inputs) > 1
-            if not is_assignment or op.inputs[0].op not in others or op.inputs[1].op in of_data:
-                continue
-            owner, sources = op.inputs[0].op, _tf.op_walks.ancestors([op.inputs[1].op])
-            is_of_itself = op.type in MOVING or owner in sources
-            is_average = is_of_itself and _is_linear_in(op.inputs[1], self._trained, others[owner].shape)
-            if is_average and not _tf.graphs.is_in_control_flow(op):
-                names.add(others[owner].op.name)
-        if names:
-            self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
+        trainable = {_owner(var) for var in tf.compat.v1.trainable_variables()}
+        averages, weights = set(), set()
+        for op in self._unguarded(running, carried):
+            owner, value = _tf.op_walks.entered(op.inputs[0]).op, op.inputs[1]
+            if owner in self._trained:
+                if op.type in MOVING or (op.type in SETTING and _is_scaled(value, owner)):
+                    weights.add(owner.name)
+            elif owner not in trainable and value.shape.rank != 0 and owner.name not in averages:
+                sources = set(_tf.op_walks.ancestors([value.op]))
+                is_read = owner in carried and not self._trained.isdisjoint(sources)
+                is_read = is_read and not _is_projection(value, owner)
+                is_of_itself = op.type in MOVING or owner in sources
+                if is_of_itself and (is_read or _is_linear_in(value, self._trained)):
+                    averages.add(owner.name)
+        if averages:
+            self._say("averages of weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(averages))}.")
+        if weights:
+            self._say("changed weights", f"{CHANGED_WEIGHTS} Received: {_check.shown(sorted(weights))}.")
 
-    def _name_changes_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
-        """Warn of trained variables that the ops `running` change by themselves, or by numbers that are no data's.
-
-        Left out are copies, projections, such as what is clipped or masked, which are the same after each micro-batch,
-        what is computed from data, and what happens in a conditional of the program's own.
-        """
+    @staticmethod
+    def _unguarded(running: Sequence[tf.Operation], carried: Set[tf.Operation]) -> List[tf.Operation]:
+        """Return those ops that change a variable, by other values than data's, in every run of the train op."""
         of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
-        outside = set(ops_outside_of_steps()) - before
-        names = set()
-        for op in running:
-            owner = op.inputs[0].op if op in outside and len(op.inputs) > 1 else None
-            if (
-                owner is None
-                or owner not in self._trained
-                or op.type not in MOVING + SETTING
-                or op.inputs[1].op in of_data
-            ):
-                continue
-            is_change = op.type in MOVING or _is_scaled(op.inputs[1], owner)
-            if is_change and not _tf.graphs.is_in_control_flow(op):
-                names.add(owner.name)
-        if names:
-            self._say("changed weights", f"{CHANGED_WEIGHTS} Received: {_check.shown(sorted(names))}.")
+        outside = set(ops_outside_of_steps()) - carried
+        changes = [op for op in running if op in outside and _tf.op_walks.changes_variable(op) and len(op.inputs) > 1]
+        return [op for op in changes if op.inputs[1].op not in of_data and not _is_guarded(op)]
 
     def _name_state_behind(self, others: Set[tf.Operation]) -> None:
         """Warn of variables that losses read and that `others`, which run along, assign from the same data."""
@@ -202,7 +208,7 @@ class EveryRun:
 
         Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
         accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own;
-        and a counter other than `global_step` that a loss may depend on, as it may choose the data.
+        and a counter other than `global_step` by which a loss may choose the data, or random numbers.
         """
         counters = self._counters(before, is_counted)
         outside = set(ops_outside_of_steps()) - before if counters else set()
@@ -212,19 +218,24 @@ class EveryRun:
             if added is None:
                 continue
             is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([added.op])))
-            if is_constant and not _tf.graphs.is_in_control_flow(op) and not _follows_other_steps(op, outside):
+            may_be_named = is_constant and not _tf.graphs.is_in_control_flow(op)
+            if may_be_named and not _follows_other_steps(op, outside) and not self._is_choice(owner):
                 self._say("counter", f"`{counters[owner]}` {COUNTER} Received: {op.name!r}.")
 
     def _counters(self, before: Set[tf.Operation], is_counted: bool) -> Dict[Any, str]:
-        """Return the names of the counters that the steps use, but no loss does, by their ops or handles."""
+        """Return the names of the counters that the steps use, by their ops or handles."""
         step, own = _tf.graphs.global_step(), []  # type: Any, List[Any]
         if self._knows_losses:
-            of_losses = set(_tf.op_walks.ancestors(self._losses))
             scalars = [var for var in tf.compat.v1.global_variables() if var.shape.rank == 0]
             own = [var for var in scalars if var is not step and not getattr(var, "trainable", False)]
-            own = [var for var in own if _owner(var) not in of_losses]
         counters = own + ([] if is_counted or step is None else [step])
         return {_owner(var): var.op.name for var in counters if _owner(var) in before}
+
+    def _is_choice(self, counter: tf.Operation) -> bool:
+        """Whether losses choose data or numbers by a counter that is not that of the steps."""
+        step = _tf.graphs.global_step()
+        is_step = step is not None and counter is _owner(step)
+        return not is_step and _chooses(counter, _tf.op_walks.ancestors(self._losses))
 
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:
@@ -245,8 +256,36 @@ def _of_trained(averages: Sequence[Average], trained: Set[tf.Operation]) -> List
     return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
 
 
-def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.TensorShape) -> bool:
-    """Whether a value is a sum of scaled tensors of this shape, which is no scalar's, among them a trained variable."""
+def _is_guarded(op: tf.Operation) -> bool:
+    """Whether an op that changes a variable is in a loop, or in a conditional that may choose a micro-batch of a cycle.
+
+    One that asks for the number of steps chooses them all.
+    """
+    if not _tf.graphs.is_in_control_flow(op):
+        return False
+    step, entrance = _tf.graphs.global_step(), op.inputs[0].op
+    while entrance.type in _tf.op_walks.SWITCHES:
+        asked = [one for one in _tf.op_walks.ancestors([entrance.inputs[1].op]) if not one.inputs or one.type == FED]
+        if any(one.type != "Const" and (step is None or one is not _owner(step)) for one in asked):
+            return True
+        entrance = entrance.inputs[0].op
+    return entrance.type in _tf.op_walks.ENTRANCES or entrance is op.inputs[0].op
+
+
+def _is_projection(value: tf.Tensor, owner: tf.Operation) -> bool:
+    """Whether a value is its variable, masked or limited by what does not depend on it: the same if computed again."""
+    op = _unread(value)
+    operands = list(op.inputs) if op.type in ("Maximum", "Minimum", "Mul") else []
+    others = [one.op for one in operands if _unread(one) is not owner]
+    if len(others) != 1 or owner in _tf.op_walks.ancestors(others):
+        return False
+    (other,) = others
+    return op.type != "Mul" or (other.type == "Cast" and other.inputs[0].dtype == tf.bool)
+
+
+def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation]) -> bool:
+    """Whether a value, no scalar, is a sum of scaled tensors of its shape, among them a trained variable."""
+    shape = value.shape
     if not shape.rank or not shape.is_fully_defined():
         return False
     waiting, seen = [value], set()
@@ -256,10 +295,12 @@ def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.Tensor
         if op in seen or tensor.shape.as_list() != shape.as_list() or tensor.dtype.base_dtype != value.dtype.base_dtype:
             continue
         seen.add(op)
-        if op in trained or op.type == "ReadVariableOp" and inputs[0].op in trained:
+        if op in trained or op.type == "ReadVariableOp" and _tf.op_walks.entered(inputs[0]).op in trained:
             return True
-        if op.type in LINEAR + READING:
+        if op.type in LINEAR:
             waiting += inputs
+        elif op.type in PASSING:
+            waiting += inputs[:1]
         elif op.type in SCALING:
             is_scaled = inputs[1].shape.rank == 0
             waiting += inputs[:1] if is_scaled else inputs[1:] if op.type == "Mul" and inputs[0].shape.rank == 0 else []
@@ -286,6 +327,24 @@ def _is_scaled(value: tf.Tensor, owner: tf.Operation) -> bool:
     return _unread(value) is not owner and is_of_owner(value)
 
 
+def _chooses(counter: tf.Operation, of_losses: Sequence[tf.Operation]) -> bool:
+    """Whether losses take entries of something, or draw, by a counter, or take one or the other data."""
+    if counter not in of_losses:
+        return False
+    after = _tf.op_walks.following(of_losses, {counter})
+    of_data = _tf.op_walks.following(of_losses, {op for op in of_losses if _tf.op_walks.gives_data(op)})
+
+    def is_choice(op: tf.Operation) -> bool:
+        first, *others = [tensor.op for tensor in op.inputs] or [None]
+        if op.type in _tf.op_walks.SWITCHES:
+            return others[0] in after and first in of_data
+        if op.type in CONDITIONALS:
+            return first in after and not of_data.isdisjoint(others)
+        return op.type.startswith(CHOOSING) and not after.isdisjoint(others)
+
+    return any(map(is_choice, after))
+
+
 def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:
     """Return what an op adds to a variable, as `assign_add(var, added)` or `assign(var, var + added)`, or None."""
     if op.type not in ADDING + SETTING or op.inputs[0].op is not owner:
@@ -302,7 +361,7 @@ def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:
 def _unread(tensor: tf.Tensor) -> tf.Operation:
     """Return the op of the variable that a tensor was read from, or else the op that computes it."""
     op = tensor.op
-    while op.type in READING:
+    while op.type in PASSING:
         op = op.inputs[0].op
     return op
 

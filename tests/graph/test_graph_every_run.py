@@ -11,6 +11,7 @@ from optimizers import mainly
 from warned import warned
 
 import accum.compat.v1
+from accum import _tf
 from accum.testing import record
 
 tf1 = tf.compat.v1
@@ -397,6 +398,61 @@ def test_an_average_that_only_the_train_op_waits_for_is_named():
         averaged(before_the_gradients_are_applied, accumulating(), runs=False)
 
 
+def average_in_local_variable(problem, optimizer):
+    options = {"trainable": False, "collections": [tf1.GraphKeys.LOCAL_VARIABLES]}
+    average = tf1.get_variable("local", initializer=[0.0, 0.0], **options)
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return average.assign(0.5 * average + 0.5 * problem.weights)
+
+
+def vector_of_weights(problem, optimizer, in_step=False):
+    """As of a spectral normalisation: computed from the weights and itself, and the loss is divided by it."""
+    vector = tf1.get_variable("vector", initializer=[0.6, 0.8], trainable=False)
+    change = lambda: vector.assign(tf.nn.l2_normalize(vector.read_value() * (1.0 + problem.weights.read_value() ** 2)))
+    loss = problem.loss / (4.0 + tf.reduce_sum(vector.read_value() * problem.weights))
+    if in_step:
+        optimizer.after_step(change)
+        return optimizer.minimize(loss)
+    return tf.group(optimizer.minimize(loss), change())
+
+
+def average_from_a_step_on(problem, optimizer):
+    step = tf1.train.get_or_create_global_step()
+    with tf.control_dependencies([optimizer.minimize(problem.loss, step)]):
+        average = lambda: tf.group(problem.average.apply([problem.weights]))
+        return tf.cond(step.read_value() >= 1, average, tf.no_op)
+
+
+def scaled_vector(problem, optimizer):
+    """Multiplied by what is no mask, in each run."""
+    vector = tf1.get_variable("vector", initializer=[1.0, 1.0], trainable=False)
+    loss = problem.loss * tf.reduce_sum(vector.read_value() * problem.weights)
+    with tf.control_dependencies([optimizer.minimize(loss)]):
+        return vector.assign(vector.read_value() * tf.tanh(problem.weights.read_value()))
+
+
+@KINDS
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program",
+    [average_in_local_variable, vector_of_weights, scaled_vector, average_from_a_step_on],
+    ids=lambda program: program.__name__,
+)
+def test_whatever_is_computed_from_the_weights_and_itself_in_each_run_is_named(program, use_resource):
+    with said(WEIGHTS), tf.Graph().as_default(), _tf.graphs.control_flow_of_tf(1):
+        optimizer = accumulating()
+        program(Regression(use_resource), optimizer)
+        optimizer.check_graph()
+
+
+@pytest.mark.law("L17")
+def test_a_vector_of_the_weights_that_changes_after_each_step_is_not_named():
+    with said(), tf.Graph().as_default():
+        optimizer = accumulating()
+        vector_of_weights(Regression(), optimizer, in_step=True)
+        optimizer.check_graph()
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Changes of the weights by the program itself
 
@@ -455,6 +511,20 @@ def test_a_weight_decay_in_each_run_is_named(program, decay, use_resource):
     with said():
         ours = decayed(decayed_after_step, decay, use_resource)
     np.testing.assert_allclose(ours, weights, rtol=0, atol=2e-6)
+
+
+def decayed_from_a_step_on(problem, optimizer, decay):
+    step = tf1.train.get_or_create_global_step()
+    with tf.control_dependencies([optimizer.minimize(problem.loss, step)]):
+        return tf.cond(step.read_value() >= 1, lambda: tf.group(decay(problem.weights)), tf.no_op)
+
+
+@KINDS
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("decay", [subtracted, multiplied], ids=lambda decay: decay.__name__)
+def test_a_weight_decay_that_asks_for_the_number_of_steps_is_named(decay, use_resource):
+    with _tf.graphs.control_flow_of_tf(1), said(CHANGED):
+        decayed(decayed_from_a_step_on, decay, use_resource)
 
 
 @pytest.mark.law("L17")
@@ -598,6 +668,23 @@ def averaged_now_and_then(problem, optimizer):
     return tf.cond(is_new, lambda: tf.group(problem.average.apply([problem.weights])), tf.no_op)
 
 
+def averaged_if_told(problem, optimizer):
+    """In the last micro-batch, if the program feeds that it is."""
+    is_last = tf1.placeholder_with_default(False, [])
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.cond(is_last, lambda: tf.group(problem.average.apply([problem.weights])), tf.no_op)
+
+
+def pruned(problem, optimizer):
+    """A mask, and the largest weights so far, which a loss reads."""
+    mask, largest = (tf1.get_variable(name, initializer=[1.0, 1.0], trainable=False) for name in ("mask", "largest"))
+    loss = problem.loss * tf.reduce_sum(mask.read_value() * problem.weights / largest.read_value())
+    with tf.control_dependencies([optimizer.minimize(loss)]):
+        sizes = tf.abs(problem.weights.read_value())
+        masked = mask.assign(mask.read_value() * tf.cast(sizes > 0.01, tf.float32))
+        return tf.group(masked, largest.assign(tf.maximum(largest.read_value(), sizes)))
+
+
 def of_another_optimizer(problem, optimizer):
     """One that makes a step in each run, as of a generator, whose weights are averaged."""
     others = tf1.get_variable("other", initializer=[1.0, 2.0])
@@ -650,6 +737,8 @@ def between_steps(problem, optimizer):
         metrics,
         counted_examples,
         averaged_now_and_then,
+        averaged_if_told,
+        pruned,
         of_another_optimizer,
         averaged_penalty,
         averaged_loss_of_noise,
@@ -854,6 +943,28 @@ def test_a_counter_of_the_program_s_own_that_it_advances_in_each_run_is_named():
         np.testing.assert_allclose(weights, decayed_by_numpy(), rtol=0, atol=2e-6)
 
 
+def warms_up(problem, optimizer, step):
+    """A term of the loss grows with a counter, such as a divergence."""
+    count = tf1.get_variable("warm_up", initializer=0.0, trainable=False)
+    loss = problem.loss + tf.minimum(1.0, 0.3 * count.read_value()) * tf.nn.l2_loss(problem.weights)
+    with tf.control_dependencies([optimizer.minimize(loss, step)]):
+        return tf1.assign_add(count, 1.0)
+
+
+@pytest.mark.law("L3", "L17")
+def test_a_counter_by_which_a_loss_is_computed_is_named():
+    with said("`warm_up` is advanced with every micro-batch"):
+        counting(warms_up)
+
+
+def draws_by_it(problem, optimizer, step):
+    """Each micro-batch has to draw other numbers."""
+    count = tf1.get_variable("draws", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+    noise = tf.random.stateless_uniform([2], tf.stack([count.read_value(), 1]))
+    with tf.control_dependencies([optimizer.minimize(problem.loss + tf.reduce_sum(noise * problem.weights), step)]):
+        return tf1.assign_add(count, 1)
+
+
 def chooses_the_data(problem, optimizer, step):
     """Each micro-batch has to be another one."""
     place = tf1.get_variable("place", [], tf.int32, tf1.zeros_initializer(), trainable=False)
@@ -863,10 +974,21 @@ def chooses_the_data(problem, optimizer, step):
         return tf1.assign_add(place, 1)
 
 
+def takes_other_data_in_turn(problem, optimizer, step):
+    count = tf1.get_variable("turns", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+    other = tf1.placeholder(tf.float32, [None, 2])
+    data = tf.cond(tf.equal(count.read_value() % 2, 0), lambda: problem.x, lambda: other)
+    with tf.control_dependencies([optimizer.minimize(tf.reduce_mean(data * problem.weights), step)]):
+        return tf1.assign_add(count, 1)
+
+
 @pytest.mark.law("L17")
-def test_a_counter_that_chooses_the_data_is_not_named():
+@pytest.mark.parametrize(
+    "count", [chooses_the_data, draws_by_it, takes_other_data_in_turn], ids=lambda count: count.__name__
+)
+def test_a_counter_that_chooses_the_data_or_numbers_is_not_named(count):
     with said():
-        counting(chooses_the_data)
+        counting(count, runs=False)
 
 
 @pytest.mark.law("L17")
