@@ -423,10 +423,20 @@ def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Grap
     return bool(names[0]) and names[0] == names[1] and path[0] is not other[0]
 
 
-def waits_for_all(values: Sequence[Any]) -> List[tf.Tensor]:
-    """Return what an op of the current graph can wait for until all of `values` have been computed: tensors."""
+def waits_for_all(values: Sequence[Any]) -> List[Any]:
+    """Return what an op of the current graph can wait for until all of `values` have been computed.
+
+    It is one op for any number of values: each of the many ops that are created under `tf.control_dependencies` would
+    wait for each of them otherwise.
+    """
     if tf.executing_eagerly():
         return []
+    tensors = tensors_here(values)
+    return [tf.group(*tensors)] if len(tensors) > 1 else tensors
+
+
+def tensors_here(values: Sequence[Any]) -> List[tf.Tensor]:
+    """Return the tensors among `values`, or of the rows among them, each as a tensor of the current graph."""
     tensors = [tensor for tensor in (getattr(value, "values", value) for value in values) if tf.is_tensor(tensor)]
     graph = tf.compat.v1.get_default_graph()  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
     return [tensor if getattr(tensor, "graph", None) is graph else tf.identity(tensor) for tensor in tensors]

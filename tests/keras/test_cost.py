@@ -181,6 +181,28 @@ def test_no_gradient_is_multiplied_in_the_loop_over_micro_batches():
     assert sum(where.values()) <= 2
 
 
+@pytest.mark.law("L18")
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("settings", [{"micro_batch_size": 2}, {"accum_steps": 2}], ids=str)
+def test_few_operations_wait_for_all_gradients(settings):
+    inputs = tf.keras.Input((5,))
+    layers = [layer for _ in range(15) for layer in (tf.keras.layers.Dense(5), tf.keras.layers.BatchNormalization())]
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=tf.keras.Sequential(layers)(inputs), **settings)
+    model.compile(tf.keras.optimizers.SGD(), "mse")
+    train_step = tf.function(lambda x, y: model.train_step((x, y)))
+    graph_def = train_step.get_concrete_function(*[tf.TensorSpec([None, 5], tf.float32)] * 2).graph.as_graph_def()
+    nodes = [node for holder in [graph_def, *graph_def.library.function] for node in nodes_of(holder)]
+    waits = [sum(name.startswith("^") for name in node.input) for node in nodes if node.op != "NoOp"]
+    count = len(model.trainable_variables)
+    # If each operation of the optimizer waited for each gradient, starting the graph would take longer by the square.
+    assert len([wait for wait in waits if wait > count // 2]) < count // 5
+
+
+def nodes_of(holder):
+    """The nodes of a `GraphDef` or `FunctionDef`."""
+    return holder.node if hasattr(holder, "node") else holder.node_def
+
+
 def kernels_run(session, op):
     """The stats of the kernels that running `op` runs."""
     options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()

@@ -488,7 +488,7 @@ class AutoSizedSteps:
         try:
             return {LOGS: self._ended(step.train(data, gate))}
         except EndOfTrial as end:
-            return {LOGS: end.waits}
+            return {LOGS: end.grads}
 
     @_tf.graphs.run_as_written
     def _on_apply(self, totals: Nested) -> Logs:

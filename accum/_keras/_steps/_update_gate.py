@@ -19,12 +19,12 @@ class EndOfTrial(BaseException):
     """Leaves the Python code of a step before its first update.
 
     Attributes:
-      waits: tensors of the step that wait for the gradients.
+      grads: what the step returns, as XLA would not compute them if nothing took them.
     """
 
-    def __init__(self, waits: List[tf.Tensor]) -> None:
+    def __init__(self, grads: List[tf.Tensor]) -> None:
         super().__init__()
-        self.waits = waits
+        self.grads = grads
 
 
 class GateVariables:
@@ -60,9 +60,9 @@ class UpdateGate(Gate):
         self.updated: Set[int] = set()
 
     def released(self, grads_and_vars: GradsAndVars, graph: Optional[tf.Graph]) -> GradsAndVars:
-        grads = _tf.graphs.waits_for_all([grad for grad, _ in grads_and_vars if grad is not None])
+        grads = [grad for grad, _ in grads_and_vars if grad is not None]
         if self._ends_here:
-            self._leave(grads, graph)
+            self._leave(_tf.graphs.tensors_here(grads), graph)
         self.passes += 1
         if graph is not None and self.passes == 1:
             variables = [_replicas.local_variable(_tf.variables.native(var)) for _, var in grads_and_vars]
@@ -76,7 +76,7 @@ class UpdateGate(Gate):
                 "`jit_compile=True` of its own: remove it, or pass a number as `micro_batch_size`."
                 " [accum: auto-impossible]"
             )
-        with tf.control_dependencies(grads):
+        with tf.control_dependencies(_tf.graphs.waits_for_all(grads)):
             begun = self._begin()
         with tf.control_dependencies([] if tf.executing_eagerly() else begun):
             return [
