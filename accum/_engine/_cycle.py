@@ -53,8 +53,10 @@ class TrainOpLock:
         """
 
         def locked(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
-            waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
-            with waits, _tf.graphs.control_flow_for(variables), _tf.graphs.unrecorded(_tf.graphs.LOCKS):
+            computed = tf.group(*_replicas.local_tensors(strategy, args))
+            with tf.control_dependencies([computed]), _tf.graphs.control_flow_for(variables), _tf.graphs.unrecorded(
+                _tf.graphs.LOCKS
+            ):
                 return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op
 
         return locked

@@ -191,16 +191,29 @@ def test_few_operations_wait_for_all_gradients(settings):
     model.compile(tf.keras.optimizers.SGD(), "mse")
     train_step = tf.function(lambda x, y: model.train_step((x, y)))
     graph_def = train_step.get_concrete_function(*[tf.TensorSpec([None, 5], tf.float32)] * 2).graph.as_graph_def()
-    nodes = [node for holder in [graph_def, *graph_def.library.function] for node in nodes_of(holder)]
-    waits = [sum(name.startswith("^") for name in node.input) for node in nodes if node.op != "NoOp"]
     count = len(model.trainable_variables)
-    # If each operation of the optimizer waited for each gradient, starting the graph would take longer by the square.
-    assert len([wait for wait in waits if wait > count // 2]) < count // 5
+    assert waiting(graph_def, count // 2) < count // 5
 
 
-def nodes_of(holder):
-    """The nodes of a `GraphDef` or `FunctionDef`."""
-    return holder.node if hasattr(holder, "node") else holder.node_def
+@pytest.mark.law("L16")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_few_operations_of_a_train_op_wait_for_all_gradients(use_resource):
+    with tf.Graph().as_default() as graph:
+        batch, count = tf1.placeholder(tf.float32, [None, 5]), 40
+        get = lambda number: tf1.get_variable(f"w{number}", [5], use_resource=use_resource)
+        loss = tf.add_n([tf.reduce_mean((batch - get(number)) ** 2) for number in range(count)])
+        accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), accum_steps=2).minimize(loss)
+    assert waiting(graph.as_graph_def(), count // 2) < count // 5
+
+
+def waiting(graph_def, limit):
+    """How many operations wait for more than `limit` others, but those that only wait.
+
+    If each operation of an update waited for each gradient, starting the graph would take longer by the square.
+    """
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    waits = [sum(name.startswith("^") for name in node.input) for node in nodes if node.op != "NoOp"]
+    return len([wait for wait in waits if wait > limit])
 
 
 def kernels_run(session, op):
